@@ -1,0 +1,30 @@
+// The transport over UCX: RDMA where there is, shared memory between processes of one host, TCP
+// everywhere.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transport/transport.h"
+
+namespace ckpt {
+
+struct UcxOptions {
+  /// Who we are, for the messages of others, e.g. "rank 3 on host b".
+  std::string label;
+  std::uint64_t epoch = 0;
+  /// TCP and RDMA only, even between processes of one host: for ranks that act as several hosts.
+  bool network_only = false;
+  /// Comma-separated devices, e.g. "eth0" or "mlx5_0:1,mlx5_1:1"; empty: all. A UCX_NET_DEVICES of
+  /// the environment wins, as all UCX_* variables do.
+  std::string net_devices;
+};
+
+/// kUnsupported when this UCX has no usable transport, with its reason.
+Result<std::unique_ptr<Transport>> make_ucx_transport(UcxOptions options);
+
+/// ok when memory can be read with these options: reads 4 KiB from one transport to another inside
+/// this process, else says why not. Takes some milliseconds.
+Status ucx_viable(const UcxOptions& options, Deadline deadline);
+
+}  // namespace ckpt

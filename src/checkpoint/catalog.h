@@ -1,0 +1,59 @@
+// The catalog: all tensors of a gathered checkpoint, each name once, with every rank that holds it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "checkpoint/metas.h"
+#include "checkpoint_engine/status.h"
+#include "checkpoint_engine/tensor.h"
+
+namespace ckpt {
+
+/// One copy of a tensor in the pool of an owner.
+struct Replica {
+  int rank;
+  std::uint32_t index;   ///< in the layout of `rank`
+  std::uint64_t offset;  ///< pool offset at `rank`
+};
+
+struct CatalogTensor {
+  const TensorInfo* info;  ///< lives as long as the catalog
+  std::uint64_t digest;
+  std::uint64_t group;  ///< equal for tensors that engines fuse (order.h)
+  std::uint32_t first_replica;
+  std::uint32_t replica_count;  ///< at least 1
+};
+
+/// Immutable; safe to share between threads.
+class Catalog {
+ public:
+  /// One name on several ranks with equal dtype, shape and digest makes replicas; anything else is
+  /// refused with both ranks' numbers (kDataLoss for digests, kInvalidArgument for dtype and
+  /// shape). Time is linear in the tensors.
+  static Result<Catalog> build(std::shared_ptr<const Metas> metas);
+
+  /// In order of first appearance: rank 0's layout, then what rank 1 adds, and so on. Equal on
+  /// every rank.
+  std::span<const CatalogTensor> tensors() const { return tensors_; }
+  std::span<const Replica> replicas(const CatalogTensor& tensor) const {
+    return std::span(replicas_).subspan(tensor.first_replica, tensor.replica_count);
+  }
+  /// For each rank, in layout order: index into tensors().
+  std::span<const std::uint32_t> tensors_of(int rank) const { return by_rank_[rank]; }
+  int world_size() const { return static_cast<int>(by_rank_.size()); }
+  const Metas& metas() const { return *metas_; }
+  /// Each name counted once.
+  std::uint64_t total_bytes() const { return total_bytes_; }
+
+ private:
+  std::shared_ptr<const Metas> metas_;
+  std::vector<CatalogTensor> tensors_;
+  std::vector<Replica> replicas_;
+  std::vector<std::vector<std::uint32_t>> by_rank_;
+  std::uint64_t total_bytes_ = 0;
+};
+
+}  // namespace ckpt

@@ -1,0 +1,95 @@
+// The schedule: the plan as one rank has to work it off. Streams of chunks, each in plan order, and
+// counts to wait for.
+//
+// Everything that moves, moves in a stream, and a stream's progress is one number: how many of its
+// chunks are done. A rank has at most one stream of each kind:
+//   fill     chunks that this rank copies out of its own pool  (it is the owner and the stop on its
+//   host) receive  chunks that this rank takes from another rank's pool, or from the ring of the
+//   stop before it
+// With RingSharing::kPerHost a chunk of either stream lands in the host's ring and is there for
+// all. With kPerRank it lands in the staging of its rank (or straight in the ring, when that rank
+// is the only recipient of its host), and every recipient of the host pulls it from there.
+//
+// Nothing deadlocks: every stream is in plan order, a chunk of bucket b waits only for chunks of b
+// and for the end of buckets before b, and the first unfinished bucket waits for nothing that has
+// not begun.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace ckpt {
+
+enum class StreamKind : std::uint8_t { kFill, kReceive };
+
+struct Chunk {
+  std::uint32_t part;  ///< index into Plan::parts
+  std::uint32_t bucket;
+  std::uint64_t part_offset;  ///< first byte, from the beginning of the part
+  std::uint64_t bytes;
+};
+
+/// A chunk of a receive stream.
+struct IncomingChunk {
+  Chunk chunk;
+  int source;      ///< rank whose memory is read
+  bool from_pool;  ///< out of the owner's pool, which is always ready; else out of the ring of the
+                   ///< stop before
+  std::uint64_t source_ready;  ///< when not from_pool: chunks of the source's receive stream that
+                               ///< must be done
+  std::int32_t next_stop;  ///< rank of another host that will take the chunk out of our ring, or -1
+};
+
+/// Chunks of one stream of this host that must be done.
+struct StreamNeed {
+  int rank;
+  StreamKind kind;
+  std::uint64_t chunks;
+};
+
+/// Chunks that rank `to` must have taken out of the ring of rank `from` (ranks of two hosts).
+struct LinkNeed {
+  int from, to;
+  std::uint64_t chunks;
+};
+
+struct BucketSchedule {
+  std::vector<StreamNeed> arrived;  ///< when all hold, the whole bucket lies in the ring (kPerHost)
+  std::vector<LinkNeed>
+      forwarded;  ///< when all hold, no other host still needs the bucket from a ring of this host
+  std::uint64_t pulled;  ///< kPerRank: when this recipient has pulled so many chunks, the bucket
+                         ///< lies in its ring
+};
+
+/// kPerRank: one chunk that a recipient takes from the staging of a rank of its host (its own
+/// included).
+struct Pull {
+  int rank;
+  StreamKind kind;
+  std::uint64_t sequence;  ///< the chunk's index in that stream
+  Chunk chunk;
+};
+
+struct Schedule {
+  std::vector<Chunk> fill;
+  std::vector<IncomingChunk> receive;
+  /// kPerRank: every chunk of every stream of this host in plan order. Empty with kPerHost, and
+  /// where `direct`.
+  std::vector<Pull> pull;
+  std::vector<BucketSchedule>
+      buckets;  ///< one for each bucket of the plan, as this rank's host sees it
+  /// kPerRank: this rank is the only recipient of its host, so fill and receive go straight into
+  /// its ring.
+  bool direct = false;
+};
+
+/// The schedule of `rank`. A rank that has nothing to do gets empty streams.
+Schedule make_schedule(const Plan& plan, std::span<const PlanRank> ranks, int rank);
+
+/// The pieces of one chunk: pool offsets at the owner and offsets from the part's beginning.
+std::vector<SourceRange> chunk_ranges(const Plan& plan, const Chunk& chunk);
+
+}  // namespace ckpt

@@ -91,7 +91,7 @@ Status errno_error(std::string_view what, int error);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T content) : content_(std::move(content)) {}         // NOLINT: implicit by design
+  Result(T content) : content_(std::move(content)) {}     // NOLINT: implicit by design
   Result(Status status) : content_(std::move(status)) {}  // NOLINT: implicit by design
 
   bool is_ok() const { return std::holds_alternative<T>(content_); }

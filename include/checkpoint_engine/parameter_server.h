@@ -1,0 +1,179 @@
+// The sending side: one ParameterServer per rank holds a part of a checkpoint in host memory and
+// puts it into running inference engines. All ranks of a job make the same calls.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint_engine/status.h"
+#include "checkpoint_engine/tensor.h"
+
+namespace ckpt {
+
+struct ParameterServerOptions {
+  /// Unset: from torchrun, Open MPI or Slurm variables; a single process where none is set.
+  std::optional<int> rank;
+  std::optional<int> world_size;
+  std::optional<int> local_rank;
+  /// "host:port" of the hub. Empty: MASTER_ADDR and MASTER_PORT + 1. Rank 0 runs the hub unless
+  /// `external_hub`.
+  std::string rendezvous;
+  bool external_hub = false;
+  std::string job = "default";
+  std::string secret;
+  double join_timeout_seconds = 60;
+  double heartbeat_timeout_seconds = 5;
+
+  std::string device = "auto";      ///< "auto", "host", "cuda"
+  std::string collective = "auto";  ///< "auto", "peer", "nccl", "chain"
+  std::uint64_t ring_bytes = 0;     ///< 0: 1 GiB, see docs/architecture.md
+  std::uint64_t bucket_bytes = 0;   ///< 0: PS_MAX_BUCKET_SIZE_GB, else half of the ring
+  std::uint64_t chunk_bytes = 32ull << 20;
+  double memory_fraction = 0;  ///< 0: PS_MEM_FRACTION, else 0.9
+  int load_threads = 0;  ///< for registration; 0: the processors of this host divided by its ranks
+  bool keep_buffers = false;  ///< ring and staging stay between updates
+};
+
+/// A tensor in the caller's memory; copied during register_checkpoint.
+struct MemoryTensor {
+  TensorInfo info;
+  const std::byte* data;
+};
+/// A tensor in a file.
+struct FileTensor {
+  TensorInfo info;
+  std::string path;
+  std::uint64_t file_offset;
+};
+
+struct Registration {
+  std::vector<FileTensor> files;
+  std::vector<MemoryTensor> tensors;  ///< win over files of the same name
+  bool use_shared_pool = false;  ///< reuse the memory of the checkpoint registered this way before
+  bool in_place = true;          ///< files in /dev/shm are pinned where they are, and then deleted
+};
+
+/// Key of a worker ("GPU-<uuid>", "CPU-<i>") and where its rank waits for it.
+struct WorkerAddress {
+  std::string key;
+  std::string address;
+};
+
+/// Given to an engine call, so that a call that waits for an engine can be ended early.
+class EngineCallContext {
+ public:
+  virtual ~EngineCallContext() = default;
+  virtual int rank() const = 0;
+  virtual double remaining_seconds() const = 0;
+  virtual bool cancelled() const = 0;
+  /// Runs `stop` once when the update fails, at once if it has failed already; replaces the one
+  /// before. Any thread.
+  virtual void on_cancel(std::function<void()> stop) = 0;
+};
+
+/// Tells an engine to update, and returns when the engine has answered: on every recipient, in a
+/// thread of its own, with the entries of all ranks of the job in rank order (empty strings for
+/// ranks that are no recipients). Most ranks have nobody to tell and return at once (see
+/// engine_instances). An error fails the update on every rank, as its cause.
+using EngineCall =
+    std::function<Status(const std::vector<WorkerAddress>& all_ranks, EngineCallContext&)>;
+
+struct UpdateOptions {
+  std::vector<int> recipients;   ///< empty: all ranks
+  int instance_size = 0;         ///< 0: PS_INSTANCE_SIZE, else all recipients are one instance
+  double timeout_seconds = 300;  ///< for the whole update
+  bool verify = true;
+  /// Bytes that have arrived and been loaded at this rank's worker so far, of the total. On a
+  /// thread of the update.
+  std::function<void(std::uint64_t loaded, std::uint64_t total)> progress;
+};
+
+struct StageReport {
+  std::string name;  ///< "prepare", "plan", "fill", "receive", "deliver", "finish", ...
+  double seconds = 0;
+  std::uint64_t bytes = 0;
+};
+
+/// What one rank did in one update.
+struct UpdateReport {
+  int rank = 0;
+  std::uint64_t epoch = 0;
+  std::string checkpoint_name;
+  std::vector<StageReport> stages;
+  std::uint64_t total_tensors = 0, total_bytes = 0;  ///< of the checkpoint
+  std::uint64_t filled_bytes = 0;                    ///< copied out of this rank's pool
+  std::uint64_t received_bytes = 0;                  ///< taken from other ranks' memory
+  std::uint64_t loaded_bytes = 0, loaded_tensors = 0,
+                verified_tensors = 0;  ///< acknowledged by this rank's worker
+  std::uint64_t buckets = 0;
+  int passes = 0;
+  double first_bucket_seconds =
+      0;                      ///< from the engine's call to the first bucket given to the worker
+  double commit_seconds = 0;  ///< how long the engine was held: from its call to the end
+  double update_seconds = 0;  ///< prepare and commit
+  std::string wire;           ///< "native", "stock", or empty where this rank has no worker
+  std::uint64_t ring_bytes = 0, staging_bytes = 0;
+};
+
+/// An update that is ready to run and has touched no engine yet.
+class PreparedUpdate;
+
+/// Thread-safe; register, gather, update and unregister of one server run one after the other.
+class ParameterServer {
+ public:
+  /// Joins the job. Returns when all ranks have.
+  static Result<std::unique_ptr<ParameterServer>> create(ParameterServerOptions options);
+  /// Leaves the job; ends what is running.
+  virtual ~ParameterServer() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  /// Reads or copies this rank's part into host memory, with a digest of every tensor. No other
+  /// rank is asked. A name that is registered already is refused and stays as it is. Not
+  /// collective.
+  virtual Status register_checkpoint(const std::string& name, const Registration& part) = 0;
+  /// Frees the memory; waits for readers of other jobs. Unknown names are kNotFound, unless
+  /// `force`.
+  virtual Status unregister_checkpoint(const std::string& name, bool force = false) = 0;
+  /// Collective: every rank learns all tensors of `name`.
+  virtual Status gather_metas(const std::string& name) = 0;
+  /// The gathered metas as JSON with a version; kFailedPrecondition before gather_metas.
+  virtual Result<std::string> export_metas() const = 0;
+  /// Takes metas of another job: its owners are read, not asked.
+  virtual Status load_metas(const std::string& json) = 0;
+
+  /// Collective over the participants: plans, allocates, binds, opens, and fills the first chunks.
+  /// No engine is called.
+  virtual Result<std::unique_ptr<PreparedUpdate>> prepare(const std::string& name,
+                                                          const UpdateOptions& options) = 0;
+  /// Collective: calls the engines and updates them. The update is over on return, on every rank,
+  /// with the same outcome.
+  virtual Result<UpdateReport> commit(std::unique_ptr<PreparedUpdate> update,
+                                      const EngineCall& call) = 0;
+  /// Gives a prepared update up on every rank.
+  virtual void abort(std::unique_ptr<PreparedUpdate> update, const Status& cause) = 0;
+  /// prepare and commit.
+  Result<UpdateReport> update(const std::string& name, const EngineCall& call,
+                              const UpdateOptions& options = {});
+
+  /// Collective over all ranks of the job.
+  virtual Status barrier(double timeout_seconds) = 0;
+  /// Collective: `mine` of every rank, in rank order.
+  virtual Result<std::vector<std::string>> all_gather(const std::string& mine,
+                                                      double timeout_seconds) = 0;
+};
+
+/// The instance whose first rank is `rank`, as the key -> address map its engine is given; empty
+/// for every other rank. Instances are runs of `instance_size` recipients (0: PS_INSTANCE_SIZE,
+/// else all are one).
+Result<std::map<std::string, std::string>> engine_instance(
+    const std::vector<WorkerAddress>& all_ranks, int rank, int instance_size);
+
+}  // namespace ckpt

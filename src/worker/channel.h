@@ -1,0 +1,102 @@
+// The channel of one rank to the worker it updates: who connects, what lies in the ring, what has
+// been loaded. Two wires behind one interface: `native` (our receiver) and `stock` (the worker of
+// the Python package).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/abort_signal.h"
+#include "base/deadline.h"
+#include "checkpoint_engine/status.h"
+#include "checkpoint_engine/tensor.h"
+#include "device/device.h"
+
+namespace ckpt {
+
+enum class Wire { kNative, kStock };
+
+struct ChannelOptions {
+  std::string job;
+  int rank = 0;
+  std::uint64_t epoch = 0;
+  std::string secret;  ///< empty: none; the native wire proves it without sending it
+  bool verify = true;  ///< native workers compare digests before they acknowledge
+  std::uint64_t total_tensors = 0;
+  std::uint64_t total_bytes = 0;
+};
+
+struct WorkerHello {
+  Wire wire = Wire::kNative;
+  std::int64_t pid = 0;
+  std::string version;  ///< of the worker's software, where it says so
+};
+
+/// Bytes of a tensor that lie in the ring. Today always the whole tensor: begin 0, bytes ==
+/// info->bytes.
+struct RingEntry {
+  const TensorInfo* info;
+  std::uint64_t ring_offset;
+  std::uint64_t begin;
+  std::uint64_t bytes;
+  std::uint64_t digest;  ///< of the whole tensor
+};
+
+struct BucketAck {
+  std::uint32_t bucket = 0;
+  std::uint64_t tensors = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t verified_tensors = 0;  ///< 0 on the stock wire
+  double load_seconds = 0;             ///< as the worker measured it; 0 on the stock wire
+};
+
+/// States, in order: bound -> connected -> ring open -> (announce/ack)* -> released -> finished ->
+/// (bound again for a further pass). Any of them -> closed. A call in the wrong state is
+/// kFailedPrecondition that names both.
+///
+/// One thread uses a channel at a time. All waits end at the deadline, when `abort` is raised (its
+/// cause is returned), and when the worker is gone (kPeerLost) or reports an error (kPeerError with
+/// the worker's text).
+class WorkerChannel {
+ public:
+  /// Binds both endpoints; nobody has been told of them yet.
+  static Result<std::unique_ptr<WorkerChannel>> bind(ChannelOptions options);
+
+  virtual ~WorkerChannel() = default;
+
+  /// What the engine is given for this worker:
+  /// "ipc://@checkpoint-engine-<job>-<rank>-<epoch>.v2.sock".
+  virtual const std::string& address() const = 0;
+  /// Readable for poll(2) when something may have happened: a connection, an answer, a loss.
+  virtual int poll_fd() const = 0;
+
+  /// Waits for a worker. The first that connects decides the wire of this pass; a second one is
+  /// refused.
+  virtual Result<WorkerHello> accept(Deadline deadline, AbortSignal& abort) = 0;
+  /// True when a worker has connected since finish(): a further pass begins with accept(). Does not
+  /// wait.
+  virtual bool connected_again() = 0;
+
+  /// Lets the worker open the ring; returns when it has.
+  virtual Status open_ring(const BufferHandle& ring, Deadline deadline, AbortSignal& abort) = 0;
+  /// How many buckets may be announced and not yet acknowledged: 1 on the stock wire.
+  virtual int window() const = 0;
+  /// Everything named lies in the ring, complete. Does not wait.
+  virtual Status announce(std::uint32_t bucket, std::span<const RingEntry> entries) = 0;
+  /// The acknowledgement of the oldest announced bucket: loaded (and verified), its ring space is
+  /// no longer read.
+  virtual Result<BucketAck> wait_ack(Deadline deadline, AbortSignal& abort) = 0;
+  /// The worker drops the ring; returns when it has.
+  virtual Status release(Deadline deadline, AbortSignal& abort) = 0;
+  /// The worker runs what it does after loading; returns when it has succeeded.
+  virtual Status finish(Deadline deadline, AbortSignal& abort) = 0;
+
+  /// Tells the worker that the update is over, with the cause, so that its engine's call fails.
+  /// Never waits: a stock worker that owes an answer can only be told when it has given it; Closer
+  /// (closer.h) then owns the channel until `deadline`.
+  static void abort(std::unique_ptr<WorkerChannel> channel, const Status& cause, Deadline deadline);
+};
+
+}  // namespace ckpt

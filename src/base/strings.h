@@ -56,5 +56,9 @@ std::string join(const std::vector<std::string>& pieces, std::string_view separa
 std::string_view trim(std::string_view text);
 /// In double quotes, with control characters and quotes escaped, cut after 200 characters.
 std::string quoted(std::string_view text);
+// Where <iomanip> comes in unseen (<filesystem>, simdjson), std::quoted would be the better match.
+inline std::string quoted(const std::string& text) { return quoted(std::string_view(text)); }
+inline std::string quoted(std::string& text) { return quoted(std::string_view(text)); }
+inline std::string quoted(const char* text) { return quoted(std::string_view(text)); }
 
 }  // namespace ckpt

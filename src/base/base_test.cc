@@ -1,11 +1,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <thread>
 
 #include "base/abort_signal.h"
+#include "base/bulk_copy.h"
 #include "base/deadline.h"
 #include "base/dynamic_library.h"
 #include "base/env.h"
@@ -119,6 +121,23 @@ TEST(ThreadPool, RunsEveryIndexOnceAndStopsAtTheFirstError) {
   });
   EXPECT_EQ(status.message(), "x");
   EXPECT_LE(calls, 4);
+}
+
+TEST(BulkCopy, CopiesExactlyTheseBytesAtAnyAlignment) {
+  constexpr std::size_t kMost = (256 << 10) + 300;
+  std::vector<std::byte> from(kMost + 64), to(kMost + 192);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = std::byte(i * 131 + i / 251);
+  for (const std::size_t bytes : {0, 1, 63, 64, 65, 4096, 256 << 10, (256 << 10) + 1, int(kMost)}) {
+    for (const std::size_t shift : {0, 1, 8, 63}) {
+      std::fill(to.begin(), to.end(), std::byte(0xAA));
+      bulk_copy(to.data() + 64 + shift, from.data() + 63 - shift, bytes);
+      ASSERT_TRUE(std::equal(from.begin() + 63 - shift, from.begin() + 63 - shift + bytes,
+                             to.begin() + 64 + shift))
+          << bytes << " bytes, shift " << shift;
+      EXPECT_EQ(to[63 + shift], std::byte(0xAA));
+      EXPECT_EQ(to[64 + shift + bytes], std::byte(0xAA));
+    }
+  }
 }
 
 TEST(DynamicLibrary, AbsentIsAnAnswer) {

@@ -1,0 +1,14 @@
+// What takes the place of the CUDA backend in a build without a CUDA toolkit.
+#include "device/device.h"
+
+namespace ckpt {
+
+Result<std::shared_ptr<Device>> make_cuda_device(int) {
+  return unsupported(
+      "this program was built without CUDA: use --device host, or build it again where nvcc is on "
+      "PATH (cmake -DCKPT_CUDA=ON makes a missing toolkit an error)");
+}
+
+int cuda_device_count() { return 0; }
+
+}  // namespace ckpt

@@ -32,12 +32,14 @@ class Catalog {
  public:
   /// One name on several ranks with equal dtype, shape and digest makes replicas; anything else is
   /// refused with both ranks' numbers (kDataLoss for digests, kInvalidArgument for dtype and
-  /// shape). Time is linear in the tensors.
+  /// shape). kInvalidArgument also for metas that contradict themselves: instance data of another
+  /// layout or rank, digest algorithms that differ. Time is linear in the tensors.
   static Result<Catalog> build(std::shared_ptr<const Metas> metas);
 
   /// In order of first appearance: rank 0's layout, then what rank 1 adds, and so on. Equal on
   /// every rank.
   std::span<const CatalogTensor> tensors() const { return tensors_; }
+  /// In order of rank.
   std::span<const Replica> replicas(const CatalogTensor& tensor) const {
     return std::span(replicas_).subspan(tensor.first_replica, tensor.replica_count);
   }
@@ -49,6 +51,10 @@ class Catalog {
   std::uint64_t total_bytes() const { return total_bytes_; }
 
  private:
+  // `held` counts the tensors of all ranks, replicas included.
+  Status join_names(std::size_t held);
+  void list_replicas(std::size_t held);
+
   std::shared_ptr<const Metas> metas_;
   std::vector<CatalogTensor> tensors_;
   std::vector<Replica> replicas_;

@@ -15,7 +15,7 @@
 
 namespace ckpt {
 
-/// XXH3 (128 bits) over the encoded layout.
+/// XXH3 (128 bits) over names, dtypes and shapes in layout order, whatever the encoding.
 struct LayoutHash {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
@@ -28,8 +28,12 @@ struct LayoutHash {
 struct Layout {
   std::vector<TensorInfo> tensors;
   LayoutHash hash;
+  // Computed once from the names; not hashed, not sent.
+  std::vector<std::uint64_t> groups;       ///< group_id (order.h) of each tensor
+  std::vector<std::uint64_t> name_hashes;  ///< name_hash (name_index.h) of each tensor
 
-  /// Computes the hash. The tensors must be in plan order already.
+  /// The only way to make one that a catalog accepts. The tensors must be in plan order already,
+  /// and no name may be there twice (Catalog::build refuses it).
   static Layout make(std::vector<TensorInfo> tensors);
 };
 
@@ -38,15 +42,17 @@ struct Layout {
 /// pieces.
 struct InstanceData {
   int rank = 0;
-  std::uint64_t epoch =
-      0;  ///< of the owner's registration; a descriptor of another epoch is refused
+  /// Of the owner's registration; a descriptor of another epoch is refused.
+  std::uint64_t epoch = 0;
   std::string host_id;
   LayoutHash layout_hash;
   std::uint32_t digest_algorithm = 0;
   std::vector<std::uint64_t> offsets;  ///< pool offset of each tensor, in layout order
   std::vector<std::uint64_t> digests;  ///< of each tensor, in layout order
-  std::vector<std::byte>
-      transport_descriptor;  ///< how to read the pool from elsewhere; may be empty
+  /// How to read the pool from elsewhere; may be empty.
+  std::vector<std::byte> transport_descriptor;
+
+  bool operator==(const InstanceData&) const = default;
 };
 
 struct RankMetas {
@@ -60,8 +66,12 @@ struct Metas {
   std::vector<RankMetas> ranks;
 };
 
+/// A tensor with more dimensions is refused: torch knows no such thing.
+inline constexpr std::size_t kMaxDimensions = 64;
+
 // FlatBuffers (schema/metas.fbs). Decoding verifies everything it touches: bytes may come from
-// anywhere.
+// anywhere, and need no alignment. kProtocol: cut, damaged or contradictory bytes (an unknown
+// dtype, a shape without a size, a name twice, counts that disagree).
 std::vector<std::byte> encode_layout(const Layout& layout);
 Result<Layout> decode_layout(std::span<const std::byte> bytes);
 std::vector<std::byte> encode_instance_data(const InstanceData& data);

@@ -214,7 +214,9 @@ TEST(InstanceData, CutsAndFlipsNeverCrash) {
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     // What is cut off may be padding.
     const auto decoded = decode_instance_data(std::span(bytes).first(size));
-    if (decoded.is_ok()) EXPECT_EQ(*decoded, some_instance_data()) << size;
+    if (decoded.is_ok()) {
+      EXPECT_EQ(*decoded, some_instance_data()) << size;
+    }
   }
   for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
     auto damaged = bytes;

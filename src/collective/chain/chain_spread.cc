@@ -1,0 +1,170 @@
+#include "collective/chain/chain_spread.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/strings.h"
+
+namespace ckpt {
+namespace {
+
+// Reads in flight. Two would hide the turn-around of a read; more smooth out owners of different
+// speed.
+constexpr std::size_t kWindow = 4;
+
+std::vector<int> upstreams_of(const Schedule& schedule) {
+  std::set<int> ranks;
+  for (const IncomingChunk& incoming : schedule.receive) {
+    if (!incoming.from_pool) ranks.insert(incoming.source);
+  }
+  return {ranks.begin(), ranks.end()};
+}
+
+// [offset, offset + bytes) of `memory` as reads to `destination`, cut at the borders of its
+// regions.
+Status append_reads(const RemoteMemory& memory, std::uint64_t offset, std::uint64_t bytes,
+                    std::byte* destination, std::vector<ReadRange>& out) {
+  auto piece = std::upper_bound(
+      memory.pieces.begin(), memory.pieces.end(), offset,
+      [](std::uint64_t at, const RemoteMemory::Piece& p) { return at < p.offset; });
+  if (piece != memory.pieces.begin()) --piece;
+  while (bytes > 0) {
+    if (piece == memory.pieces.end() || offset < piece->offset ||
+        offset >= piece->offset + piece->bytes) {
+      return internal_error(concat("offset ", offset, " lies in no registered region"));
+    }
+    const std::uint64_t n = std::min(bytes, piece->offset + piece->bytes - offset);
+    out.push_back({piece->region, offset - piece->offset, destination, n});
+    offset += n;
+    destination += n;
+    bytes -= n;
+    ++piece;
+  }
+  return Status();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ChainSpread>> ChainSpread::create(ChainContext context) {
+  const auto upstream_count = static_cast<Progress::Slot>(upstreams_of(context.schedule).size());
+  CKPT_ASSIGN_OR_RETURN(Progress upstream, Progress::create_private(upstream_count));
+  return std::unique_ptr<ChainSpread>(new ChainSpread(std::move(context), std::move(upstream)));
+}
+
+ChainSpread::ChainSpread(ChainContext context, Progress upstream)
+    : context_(std::move(context)),
+      upstream_ranks_(upstreams_of(context_.schedule)),
+      upstream_(std::move(upstream)) {
+  context_.signals.open(context_.epoch, context_.pass,
+                        [this](const ChainSignal& signal) { hear(signal); });
+}
+
+ChainSpread::~ChainSpread() { context_.signals.close(context_.epoch, context_.pass); }
+
+Progress::Slot ChainSpread::upstream_slot(int rank) const {
+  const auto at = std::lower_bound(upstream_ranks_.begin(), upstream_ranks_.end(), rank);
+  return static_cast<Progress::Slot>(at - upstream_ranks_.begin());
+}
+
+void ChainSpread::hear(const ChainSignal& signal) {
+  if (signal.kind == ChainSignal::Kind::kReceived) {
+    if (std::binary_search(upstream_ranks_.begin(), upstream_ranks_.end(), signal.from)) {
+      upstream_.publish(upstream_slot(signal.from), signal.value);
+    }
+    return;
+  }
+  const Link link{context_.rank, signal.from};
+  const std::vector<Link>& links = context_.layout.links();
+  if (std::binary_search(links.begin(), links.end(), link)) {
+    context_.progress.publish(context_.layout.forwarded(link), signal.value);
+  }
+}
+
+std::string ChainSpread::describe(const IncomingChunk& incoming) const {
+  return concat("bucket ", incoming.chunk.bucket, " from ",
+                incoming.from_pool ? "the pool" : "the ring", " of rank ", incoming.source);
+}
+
+bool ChainSpread::can_start(const IncomingChunk& incoming) const {
+  return context_.space.is_free(incoming.chunk.bucket) &&
+         (incoming.from_pool ||
+          upstream_.value(upstream_slot(incoming.source)) >= incoming.source_ready);
+}
+
+Status ChainSpread::wait_until_startable(const IncomingChunk& incoming, Deadline deadline,
+                                         AbortSignal& abort) {
+  CKPT_RETURN_IF_ERROR(context_.space.wait(incoming.chunk.bucket, deadline, abort));
+  if (incoming.from_pool) return Status();
+  return upstream_.wait(upstream_slot(incoming.source), incoming.source_ready, deadline, abort)
+      .with_context(describe(incoming));
+}
+
+Status ChainSpread::start(std::size_t sequence, Deadline deadline) {
+  const IncomingChunk& incoming = context_.schedule.receive[sequence];
+  const Part& part = context_.plan.parts[incoming.chunk.part];
+  const std::uint64_t ring_offset = context_.plan.places_of(part)[0].ring_offset;
+  const auto& memories = incoming.from_pool ? context_.pools : context_.rings;
+  const auto memory = memories.find(incoming.source);
+  if (memory == memories.end())
+    return internal_error(concat(describe(incoming), ": no descriptor of it"));
+  std::vector<ReadRange> reads;
+  for (const SourceRange& range : chunk_ranges(context_.plan, incoming.chunk)) {
+    const std::uint64_t at = ring_offset + range.part_offset;
+    CKPT_RETURN_IF_ERROR(append_reads(memory->second, incoming.from_pool ? range.source_offset : at,
+                                      range.bytes, context_.ring + at, reads)
+                             .with_context(describe(incoming)));
+  }
+  in_flight_.push_back({sequence, context_.transport.read(*memory->second.peer, reads, deadline)});
+  return Status();
+}
+
+Status ChainSpread::finish_oldest(Deadline deadline, AbortSignal& abort) {
+  const InFlight oldest = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  const IncomingChunk& incoming = context_.schedule.receive[oldest.sequence];
+  CKPT_RETURN_IF_ERROR(oldest.read->wait(deadline, &abort).with_context(describe(incoming)));
+  bytes_.fetch_add(oldest.read->bytes(), std::memory_order_relaxed);
+  const std::uint64_t received = oldest.sequence + 1;
+  context_.progress.publish(context_.layout.stream(context_.rank, StreamKind::kReceive), received);
+
+  const auto tell = [&](int rank, ChainSignal::Kind kind, std::uint64_t value) -> Status {
+    const auto peer = context_.rings.find(rank);
+    if (peer == context_.rings.end()) return internal_error(concat("no descriptor of rank ", rank));
+    const ChainSignalBytes bytes =
+        encode_chain_signal({kind, context_.epoch, context_.pass, context_.rank, value});
+    return context_.transport.signal(*peer->second.peer, bytes);
+  };
+  if (incoming.next_stop >= 0) {
+    CKPT_RETURN_IF_ERROR(tell(incoming.next_stop, ChainSignal::Kind::kReceived, received));
+  }
+  if (!incoming.from_pool) {
+    CKPT_RETURN_IF_ERROR(
+        tell(incoming.source, ChainSignal::Kind::kForwarded, ++taken_[incoming.source]));
+  }
+  return Status();
+}
+
+Status ChainSpread::run(Deadline deadline, AbortSignal& abort) {
+  const std::vector<IncomingChunk>& stream = context_.schedule.receive;
+  const auto work = [&]() -> Status {
+    std::size_t next = 0;
+    while (next < stream.size() || !in_flight_.empty()) {
+      const bool startable =
+          next < stream.size() && in_flight_.size() < kWindow && can_start(stream[next]);
+      if (!startable && !in_flight_.empty()) {
+        CKPT_RETURN_IF_ERROR(finish_oldest(deadline, abort));
+        continue;
+      }
+      if (!startable) CKPT_RETURN_IF_ERROR(wait_until_startable(stream[next], deadline, abort));
+      CKPT_RETURN_IF_ERROR(start(next++, deadline));
+    }
+    return Status();
+  };
+  Status status = work();
+  // The destructor of a read blocks until its destination is safe: the ring is not freed under a
+  // late write.
+  in_flight_.clear();
+  return status;
+}
+
+}  // namespace ckpt

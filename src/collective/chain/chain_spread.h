@@ -1,0 +1,86 @@
+// `cross` over a transport: a chunked chain of one-sided reads. The first stop reads the owner's
+// pool, every further stop reads the ring of the stop before it, so that each host's links carry
+// every byte once, whatever the number of hosts.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "collective/chain/chain_signal.h"
+#include "collective/host_progress.h"
+#include "collective/spread.h"
+#include "plan/schedule.h"
+#include "transport/transport.h"
+
+namespace ckpt {
+
+/// Memory of another rank that this one reads. Pool memory lies in several regions, in the order of
+/// pool offsets; a ring is one region.
+struct RemoteMemory {
+  struct Piece {
+    std::uint64_t offset;  ///< first pool offset (or 0, for a ring)
+    std::uint64_t bytes;
+    std::uint64_t region;
+  };
+  Peer* peer = nullptr;
+  std::vector<Piece> pieces;  ///< ascending, without overlap
+};
+
+/// Everything a pass gives to its chain. The referred objects outlive it.
+struct ChainContext {
+  Transport& transport;
+  ChainSignals& signals;
+  const Plan& plan;
+  const Schedule& schedule;
+  Progress& progress;
+  const HostProgressLayout& layout;
+  const RingSpace& space;
+  std::uint64_t epoch;
+  std::uint32_t pass;
+  int rank;
+  std::byte* ring;  ///< where received chunks go: Place::ring_offset counts from here
+  std::map<int, RemoteMemory> pools;  ///< of the owners that this rank reads
+  std::map<int, RemoteMemory> rings;  ///< of the stops before and behind this rank
+};
+
+class ChainSpread : public Spread {
+ public:
+  /// Listens to the signals of the pass from now on: make it before the barrier that starts the
+  /// pass.
+  static Result<std::unique_ptr<ChainSpread>> create(ChainContext context);
+  ~ChainSpread() override;
+
+  std::string_view name() const override { return "chain"; }
+  Status run(Deadline deadline, AbortSignal& abort) override;
+  std::uint64_t bytes() const override { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  struct InFlight {
+    std::size_t sequence;
+    std::unique_ptr<Read> read;
+  };
+
+  ChainSpread(ChainContext context, Progress upstream);
+  void hear(const ChainSignal& signal);
+  bool can_start(const IncomingChunk& incoming) const;
+  Status wait_until_startable(const IncomingChunk& incoming, Deadline deadline, AbortSignal& abort);
+  Status start(std::size_t sequence, Deadline deadline);
+  Status finish_oldest(Deadline deadline, AbortSignal& abort);
+  Progress::Slot upstream_slot(int rank) const;
+  std::string describe(const IncomingChunk& incoming) const;
+
+  ChainContext context_;
+  // What the stops before us have reported of their receive streams: a slot for each.
+  std::vector<int> upstream_ranks_;
+  Progress upstream_;
+  std::map<int, std::uint64_t> taken_;  // chunks that we have taken from each upstream's ring
+  std::deque<InFlight> in_flight_;
+  std::atomic<std::uint64_t> bytes_{0};
+};
+
+}  // namespace ckpt

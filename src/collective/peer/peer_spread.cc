@@ -1,0 +1,73 @@
+#include "collective/peer/peer_spread.h"
+
+#include "base/strings.h"
+
+namespace ckpt {
+namespace {
+
+// Copies queued at once. The copy engine needs the next one before the last has ended; a staging
+// chunk is given back when its own copy is complete, so that a deeper queue costs no space.
+constexpr std::size_t kWindow = 4;
+
+}  // namespace
+
+bool PeerSpread::can_start(const Pull& pull) const {
+  return context_.progress.value(context_.layout.stream(pull.rank, pull.kind)) > pull.sequence &&
+         context_.space.is_free(pull.chunk.bucket);
+}
+
+Status PeerSpread::wait_until_startable(const Pull& pull, Deadline deadline, AbortSignal& abort) {
+  CKPT_RETURN_IF_ERROR(context_.space.wait(pull.chunk.bucket, deadline, abort));
+  return context_.progress
+      .wait(context_.layout.stream(pull.rank, pull.kind), pull.sequence + 1, deadline, abort)
+      .with_context(concat("bucket ", pull.chunk.bucket, " from the staging of rank ", pull.rank));
+}
+
+Status PeerSpread::start(std::size_t index) {
+  const Pull& pull = context_.schedule.pull[index];
+  const Staging& staging = context_.stagings.at({pull.rank, pull.kind});
+  const Part& part = context_.plan.parts[pull.chunk.part];
+  const std::uint64_t ring_offset =
+      context_.plan.places_of(part)[0].ring_offset + pull.chunk.part_offset;
+  CKPT_RETURN_IF_ERROR(context_.stream->copy(
+      context_.ring + ring_offset,
+      staging.data + pull.sequence % staging.slots * staging.slot_bytes, pull.chunk.bytes));
+  CKPT_ASSIGN_OR_RETURN(const CopyStream::Ticket ticket, context_.stream->mark());
+  in_flight_.push_back({index, ticket});
+  return Status();
+}
+
+Status PeerSpread::finish_oldest(Deadline deadline, AbortSignal& abort) {
+  const InFlight oldest = in_flight_.front();
+  in_flight_.pop_front();
+  const Pull& pull = context_.schedule.pull[oldest.pull];
+  CKPT_RETURN_IF_ERROR(context_.stream->wait(oldest.ticket, deadline, abort));
+  bytes_.fetch_add(pull.chunk.bytes, std::memory_order_relaxed);
+  context_.progress.publish(context_.layout.pulled(context_.rank, pull.rank, pull.kind),
+                            pull.sequence + 1);
+  context_.progress.publish(context_.layout.pulled_total(context_.rank), oldest.pull + 1);
+  return Status();
+}
+
+Status PeerSpread::run(Deadline deadline, AbortSignal& abort) {
+  const std::vector<Pull>& pulls = context_.schedule.pull;
+  const auto work = [&]() -> Status {
+    std::size_t next = 0;
+    while (next < pulls.size() || !in_flight_.empty()) {
+      const bool startable =
+          next < pulls.size() && in_flight_.size() < kWindow && can_start(pulls[next]);
+      if (!startable && !in_flight_.empty()) {
+        CKPT_RETURN_IF_ERROR(finish_oldest(deadline, abort));
+        continue;
+      }
+      if (!startable) CKPT_RETURN_IF_ERROR(wait_until_startable(pulls[next], deadline, abort));
+      CKPT_RETURN_IF_ERROR(start(next++));
+    }
+    return Status();
+  };
+  const Status status = work();
+  context_.stream.reset();  // waits for queued copies: afterwards nobody writes into the ring
+  return status;
+}
+
+}  // namespace ckpt

@@ -191,12 +191,46 @@ std::vector<std::byte> encode_instance_data(const InstanceData& data) {
   const auto descriptor =
       builder.CreateVector(reinterpret_cast<const std::uint8_t*>(data.transport_descriptor.data()),
                            data.transport_descriptor.size());
-  builder.Finish(fb::CreateInstanceData(builder, data.rank, data.epoch, host_id,
-                                        data.layout_hash.high, data.layout_hash.low,
-                                        data.digest_algorithm, offsets, digests, descriptor),
-                 kInstanceIdentifier);
+  std::vector<std::uint64_t> region_offsets, region_bytes, region_ids;
+  for (const PoolRegion& region : data.pool_regions) {
+    region_offsets.push_back(region.pool_offset);
+    region_bytes.push_back(region.bytes);
+    region_ids.push_back(region.region);
+  }
+  const auto pool_offsets = builder.CreateVector(region_offsets);
+  const auto pool_bytes = builder.CreateVector(region_bytes);
+  const auto pool_ids = builder.CreateVector(region_ids);
+  builder.Finish(
+      fb::CreateInstanceData(builder, data.rank, data.epoch, host_id, data.layout_hash.high,
+                             data.layout_hash.low, data.digest_algorithm, offsets, digests,
+                             descriptor, pool_offsets, pool_bytes, pool_ids),
+      kInstanceIdentifier);
   return finished(builder);
 }
+
+namespace {
+
+Result<std::vector<PoolRegion>> pool_regions(const fb::InstanceData& table) {
+  const auto offsets = items(table.pool_region_offsets());
+  const auto bytes = items(table.pool_region_bytes());
+  const auto ids = items(table.pool_region_ids());
+  if (offsets.size() != bytes.size() || offsets.size() != ids.size()) {
+    return damaged(concat("rank ", table.rank(), " sent pool regions of ", offsets.size(), ", ",
+                          bytes.size(), " and ", ids.size(), " entries"));
+  }
+  std::vector<PoolRegion> regions;
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    if (offsets[i] < end || bytes[i] > UINT64_MAX - offsets[i]) {
+      return damaged(concat("rank ", table.rank(), " sent pool regions that overlap"));
+    }
+    end = offsets[i] + bytes[i];
+    regions.push_back({offsets[i], bytes[i], ids[i]});
+  }
+  return regions;
+}
+
+}  // namespace
 
 Result<InstanceData> decode_instance_data(std::span<const std::byte> bytes) {
   std::vector<std::byte> storage;
@@ -219,6 +253,7 @@ Result<InstanceData> decode_instance_data(std::span<const std::byte> bytes) {
   data.digests.assign(digests.begin(), digests.end());
   const auto descriptor = std::as_bytes(items(table->transport_descriptor()));
   data.transport_descriptor.assign(descriptor.begin(), descriptor.end());
+  CKPT_ASSIGN_OR_RETURN(data.pool_regions, pool_regions(*table));
   return data;
 }
 

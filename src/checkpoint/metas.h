@@ -37,6 +37,15 @@ struct Layout {
   static Layout make(std::vector<TensorInfo> tensors);
 };
 
+/// A piece of a pool as readers of other processes know it.
+struct PoolRegion {
+  std::uint64_t pool_offset = 0;  ///< of its first byte
+  std::uint64_t bytes = 0;
+  std::uint64_t region = 0;  ///< its number in the transport descriptor
+
+  bool operator==(const PoolRegion&) const = default;
+};
+
 /// What changes from registration to registration. Offsets are *pool offsets*: positions in the
 /// owner's pool, one address space per rank even where the memory behind it comes in several
 /// pieces.
@@ -51,6 +60,8 @@ struct InstanceData {
   std::vector<std::uint64_t> digests;  ///< of each tensor, in layout order
   /// How to read the pool from elsewhere; may be empty.
   std::vector<std::byte> transport_descriptor;
+  /// Ascending and without overlap; empty when there is no descriptor.
+  std::vector<PoolRegion> pool_regions;
 
   bool operator==(const InstanceData&) const = default;
 };

@@ -28,6 +28,7 @@ InstanceData some_instance_data() {
   data.offsets = {0, 256, 1ull << 40};
   data.digests = {3, ~0ull, 5};
   data.transport_descriptor = {std::byte{1}, std::byte{0}, std::byte{255}};
+  data.pool_regions = {{0, 4096, 7}, {4096, 100, 9}};
   return data;
 }
 

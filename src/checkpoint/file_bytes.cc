@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
+#include <filesystem>
 
 #include "base/fd.h"
+#include "base/host.h"
 #include "base/strings.h"
 
 namespace ckpt {
@@ -50,6 +53,25 @@ Result<std::vector<std::byte>> read_whole_file(const std::string& path, std::uin
   Status status = read_at(fd.get(), bytes, 0);
   if (!status.is_ok()) return status.with_context(path);
   return bytes;
+}
+
+std::string temporary_name(const std::string& path) {
+  const std::filesystem::path target(path);
+  const std::string name = concat(".", target.filename().string(), ".", random_id(), ".part");
+  return (target.parent_path() / name).string();
+}
+
+Status replace_file(const std::string& path, std::span<const std::byte> bytes) {
+  const std::string temporary = temporary_name(path);
+  const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (!fd) return errno_error(concat(path, ": create"), errno);
+  Status status = write_at(fd.get(), bytes, 0);
+  if (status.is_ok() && std::rename(temporary.c_str(), path.c_str()) != 0) {
+    status = errno_error("rename", errno);
+  }
+  if (status.is_ok()) return status;
+  ::unlink(temporary.c_str());
+  return status.with_context(path);
 }
 
 }  // namespace ckpt

@@ -18,4 +18,10 @@ Status write_at(int fd, std::span<const std::byte> from, std::uint64_t offset);
 /// The file at `path`; one above `limit` bytes is refused unread. Errors name the file.
 Result<std::vector<std::byte>> read_whole_file(const std::string& path, std::uint64_t limit);
 
+/// A name in the folder of `path` for what is to take its place; scans skip it.
+std::string temporary_name(const std::string& path);
+/// `path` holds `bytes` afterwards, or what it held before. Not synced to disk. Errors name the
+/// file.
+Status replace_file(const std::string& path, std::span<const std::byte> bytes);
+
 }  // namespace ckpt

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/strings.h"
+#include "checkpoint/json_literal.h"
 
 namespace ckpt {
 namespace od = simdjson::ondemand;
@@ -40,6 +41,27 @@ Result<std::string_view> json_string(simdjson::simdjson_result<std::string_view>
   if (const auto error = std::move(text).get(value)) return json_error(error);
   if (!simdjson::validate_utf8(value)) return json_error(simdjson::UTF8_ERROR);
   return value;
+}
+
+Result<std::string> json_literal(std::string_view text) {
+  if (!simdjson::validate_utf8(text)) {
+    return invalid_argument(concat(quoted(text), " is not UTF-8: JSON cannot hold it"));
+  }
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      constexpr std::string_view kDigits = "0123456789abcdef";
+      out += "\\u00";
+      out += kDigits[static_cast<unsigned char>(c) >> 4];
+      out += kDigits[static_cast<unsigned char>(c) & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
 }
 
 Status check_ignored_value(od::value value, int depth) {

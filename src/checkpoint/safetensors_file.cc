@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "base/fd.h"
 #include "base/strings.h"
@@ -50,28 +51,31 @@ Result<SafetensorsHeader> read_header(const std::string& path) {
 
 Result<std::uint64_t> safetensors_json_bytes(std::span<const std::byte> first,
                                              std::uint64_t file_bytes) {
-  const std::string_view text(reinterpret_cast<const char*>(first.data()), first.size());
-  for (const Lookalike& lookalike : kLookalikes) {
-    // A valid length field cannot begin like a text: its upper bytes are zero.
-    if (text.starts_with(lookalike.magic) && (text.size() < 8 || text[7] != 0 || text[6] != 0)) {
-      return invalid_argument(concat("not a safetensors file but ", lookalike.advice));
+  // Any first bytes may be a length, so what they look like matters only once they cannot be one.
+  const auto refuse = [&](std::string reason) {
+    const std::string_view text(reinterpret_cast<const char*>(first.data()), first.size());
+    for (const Lookalike& lookalike : kLookalikes) {
+      if (text.starts_with(lookalike.magic)) {
+        return invalid_argument(concat("not a safetensors file but ", lookalike.advice));
+      }
     }
-  }
+    return invalid_argument(std::move(reason));
+  };
   if (file_bytes < kSafetensorsPrefixBytes || first.size() < kSafetensorsPrefixBytes) {
-    return invalid_argument(concat("a file of ", file_bytes, " bytes is too short for a header"));
+    return refuse(concat("a file of ", file_bytes, " bytes is too short for a header"));
   }
   std::uint64_t json_bytes = 0;
   for (std::size_t i = kSafetensorsPrefixBytes; i-- > 0;) {
     json_bytes = json_bytes << 8 | std::to_integer<std::uint64_t>(first[i]);
   }
   if (json_bytes > kMaxSafetensorsHeaderBytes) {
-    return invalid_argument(concat("its length field states a header of ", json_bytes,
-                                   " bytes, over the limit of ", kMaxSafetensorsHeaderBytes,
-                                   ": not a safetensors file, or damaged"));
+    return refuse(concat("its length field states a header of ", json_bytes,
+                         " bytes, over the limit of ", kMaxSafetensorsHeaderBytes,
+                         ": not a safetensors file, or damaged"));
   }
   if (json_bytes > file_bytes - kSafetensorsPrefixBytes) {
-    return invalid_argument(concat("its length field states a header of ", json_bytes,
-                                   " bytes, the file has ", file_bytes, ": it is cut short"));
+    return refuse(concat("its length field states a header of ", json_bytes,
+                         " bytes, the file has ", file_bytes, ": it is cut short"));
   }
   return json_bytes;
 }

@@ -13,8 +13,6 @@ namespace ckpt {
 namespace od = simdjson::ondemand;
 namespace {
 
-constexpr std::string_view kMetadataKey = "__metadata__";
-
 Status refuse(std::string_view field, std::string_view rule) {
   return invalid_argument(concat(field, " ", rule));
 }
@@ -140,10 +138,11 @@ Status read_top_level(od::object object, SafetensorsHeader& header) {
     CKPT_ASSIGN_OR_RETURN(const std::string_view key, json_string(field.unescaped_key()));
     od::value value;
     if (const auto error = field.value().get(value)) return json_error(error);
-    if (key == kMetadataKey) {
-      if (std::exchange(metadata_seen, true)) return refuse(kMetadataKey, "is there twice");
+    if (key == kSafetensorsMetadataKey) {
+      if (std::exchange(metadata_seen, true))
+        return refuse(kSafetensorsMetadataKey, "is there twice");
       Status status = read_metadata(value, header.metadata);
-      if (!status.is_ok()) return status.with_context(kMetadataKey);
+      if (!status.is_ok()) return status.with_context(kSafetensorsMetadataKey);
       continue;
     }
     EntryReader reader;

@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint_engine/status.h"
@@ -18,6 +19,9 @@ namespace ckpt {
 constexpr std::uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 /// Bytes of the length field before the JSON.
 constexpr std::uint64_t kSafetensorsPrefixBytes = 8;
+
+/// The key of the JSON that is no tensor.
+constexpr std::string_view kSafetensorsMetadataKey = "__metadata__";
 
 struct SafetensorsEntry {
   TensorInfo info;

@@ -1,0 +1,114 @@
+#include "http/engine_client.h"
+
+#include <poll.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "base/strings.h"
+#include "http/http_client.h"
+
+namespace ckpt {
+namespace {
+
+using nlohmann::json;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+
+constexpr auto kReadyInterval = 250ms;
+/// One question whether an engine is ready; a loaded engine answers late.
+constexpr auto kReadyAnswer = 5s;
+/// An engine must not stay paused because the update's own time is over.
+constexpr auto kResumeTime = 10s;
+
+std::string dump(const json& body) {
+  // Addresses and versions come from outside: bytes that are no UTF-8 must not throw.
+  return body.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace
+
+EngineClient::EngineClient(EngineKind kind, Endpoint endpoint, std::string bearer_token)
+    : kind_(kind), endpoint_(std::move(endpoint)), bearer_token_(std::move(bearer_token)) {}
+
+Result<std::string> EngineClient::call(const std::string& method, const std::string& path,
+                                       const std::string& json_body, Deadline deadline,
+                                       const AbortSignal& abort) const {
+  const HttpRequest request{method, path, json_body, bearer_token_};
+  CKPT_ASSIGN_OR_RETURN(HttpResponse response, http_request(endpoint_, request, deadline, abort));
+  CKPT_RETURN_IF_ERROR(check_answer(kind_, endpoint_, request, response));
+  return std::move(response.body);
+}
+
+Status EngineClient::wait_ready(Deadline deadline, const AbortSignal& abort) const {
+  const char* path = kind_ == EngineKind::kVllm ? "/health" : "/ping";
+  const HttpRequest request{"GET", path, {}, bearer_token_};
+  Status why;
+  for (;;) {
+    const Deadline answer = Deadline::after(kReadyAnswer).earlier(deadline);
+    const auto response = http_request(endpoint_, request, answer, abort);
+    if (response && response->status == 200) return Status::ok();
+    if (abort.raised()) return abort.cause();
+    Status now = response ? check_answer(kind_, endpoint_, request, *response) : response.status();
+    if (now) now = protocol_error(concat("HTTP ", response->status, " instead of 200"));
+    // Waiting does not turn one of these into a yes.
+    if (now.code() == StatusCode::kFailedPrecondition) return now;
+    // What the engine said is worth more than that the last question came too late.
+    if (why.is_ok() || now.code() != StatusCode::kDeadlineExceeded) why = now;
+    if (deadline.expired()) return why.with_context("the engine is not ready");
+    pollfd wait = {abort.fd(), POLLIN, 0};
+    ::poll(&wait, 1, Deadline::after(kReadyInterval).earlier(deadline).poll_ms());
+  }
+}
+
+Status EngineClient::update_weights(const std::map<std::string, std::string>& addresses,
+                                    const EngineUpdateOptions& options, Deadline deadline,
+                                    const AbortSignal& abort) const {
+  if (kind_ == EngineKind::kSglang) return update_sglang(addresses, options, deadline, abort);
+  if (options.pause_mode.empty()) return update_vllm(addresses, options, deadline, abort);
+  CKPT_RETURN_IF_ERROR(
+      call("POST", "/pause?mode=" + options.pause_mode, "", deadline, abort).status());
+  const Status updated = update_vllm(addresses, options, deadline, abort);
+  const AbortSignal never;
+  const Status resumed = call("POST", "/resume", "", Deadline::after(kResumeTime), never).status();
+  if (!updated) {
+    if (!resumed) log_error("the engine stays paused: ", resumed.message());
+    return updated;
+  }
+  return resumed ? resumed : resumed.with_context("the weights are in place, but it stays paused");
+}
+
+Status EngineClient::update_vllm(const std::map<std::string, std::string>& addresses,
+                                 const EngineUpdateOptions& options, Deadline deadline,
+                                 const AbortSignal& abort) const {
+  const json body = {{"method", "update_weights_from_ipc"},
+                     {"args", json::array({addresses})},
+                     {"kwargs", json::object()},
+                     {"timeout", deadline.remaining_seconds()}};
+  CKPT_RETURN_IF_ERROR(call("POST", "/collective_rpc", dump(body), deadline, abort).status());
+  return after_vllm_update(options, deadline, abort)
+      .with_context("the weights are in place, but what follows failed");
+}
+
+Status EngineClient::after_vllm_update(const EngineUpdateOptions& options, Deadline deadline,
+                                       const AbortSignal& abort) const {
+  if (options.reset_prefix_cache) {
+    CKPT_RETURN_IF_ERROR(call("POST", "/reset_prefix_cache", "", deadline, abort).status());
+  }
+  if (options.weight_version) {
+    const json body = {{"new_version", *options.weight_version}};
+    CKPT_RETURN_IF_ERROR(
+        call("POST", "/update_weight_version", dump(body), deadline, abort).status());
+  }
+  return Status::ok();
+}
+
+Status EngineClient::update_sglang(const std::map<std::string, std::string>& addresses,
+                                   const EngineUpdateOptions& options, Deadline deadline,
+                                   const AbortSignal& abort) const {
+  json body = {{"zmq_handles", addresses}, {"flush_cache", true}, {"weight_version", nullptr}};
+  if (options.weight_version) body["weight_version"] = *options.weight_version;
+  return call("POST", "/update_weights_from_ipc", dump(body), deadline, abort).status();
+}
+
+}  // namespace ckpt

@@ -1,0 +1,66 @@
+// A running inference engine, as seen over HTTP: is it ready, and now take new weights.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/abort_signal.h"
+#include "base/deadline.h"
+#include "checkpoint_engine/status.h"
+#include "http/endpoint.h"
+#include "http/engine_answer.h"
+
+namespace ckpt {
+
+/// What an engine is asked to do around an update.
+struct EngineUpdateOptions {
+  /// Given to the engine as the name of the weights that it now holds.
+  std::optional<std::string> weight_version;
+  /// vLLM: POST /reset_prefix_cache afterwards, since cached prefixes are of the old weights.
+  /// SGLang always does (flush_cache).
+  bool reset_prefix_cache = false;
+  /// vLLM: POST /pause with this mode ("wait", "keep", "abort") before and /resume afterwards,
+  /// whether the update succeeded or not. Empty: the engine is not paused.
+  std::string pause_mode;
+};
+
+/// Immutable; all methods from any thread. Errors are one line that names the engine, the call and
+/// what to do.
+class EngineClient {
+ public:
+  EngineClient(EngineKind kind, Endpoint endpoint, std::string bearer_token = {});
+
+  const Endpoint& endpoint() const { return endpoint_; }
+
+  /// Asks GET /health (vLLM) or /ping (SGLang) until the answer is 200, also while nobody listens
+  /// yet: engines take minutes to start. At the deadline the error is the last answer's.
+  Status wait_ready(Deadline deadline, const AbortSignal& abort) const;
+
+  /// Tells the engine to take its weights from `addresses` (worker key -> address), and returns
+  /// when all of its workers have: with their error if one failed.
+  Status update_weights(const std::map<std::string, std::string>& addresses,
+                        const EngineUpdateOptions& options, Deadline deadline,
+                        const AbortSignal& abort) const;
+
+  /// Any other call; the answer's body, when it is a success. `json_body` may be empty.
+  Result<std::string> call(const std::string& method, const std::string& path,
+                           const std::string& json_body, Deadline deadline,
+                           const AbortSignal& abort) const;
+
+ private:
+  Status update_vllm(const std::map<std::string, std::string>& addresses,
+                     const EngineUpdateOptions& options, Deadline deadline,
+                     const AbortSignal& abort) const;
+  Status update_sglang(const std::map<std::string, std::string>& addresses,
+                       const EngineUpdateOptions& options, Deadline deadline,
+                       const AbortSignal& abort) const;
+  Status after_vllm_update(const EngineUpdateOptions& options, Deadline deadline,
+                           const AbortSignal& abort) const;
+
+  EngineKind kind_;
+  Endpoint endpoint_;
+  std::string bearer_token_;
+};
+
+}  // namespace ckpt

@@ -141,8 +141,8 @@ class ControlClient {
 
  private:
   class Impl;
-  explicit ControlClient(std::shared_ptr<Impl> impl);
-  std::shared_ptr<Impl> impl_;
+  explicit ControlClient(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace ckpt

@@ -1,0 +1,16 @@
+// Finding out where a hub listens, before ZeroMQ (which never says why it cannot connect) is told
+// to go there.
+#pragma once
+
+#include "base/deadline.h"
+#include "checkpoint_engine/status.h"
+#include "control/rendezvous.h"
+
+namespace ckpt::control {
+
+/// Resolves `address` and connects once, trying every address of the name again and again until one
+/// accepts or the deadline passes. The result has a literal host. kUnavailable says why the last
+/// attempt failed.
+Result<HostPort> wait_for_listener(const HostPort& address, Deadline deadline);
+
+}  // namespace ckpt::control

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/model_names_for_test.h"
 #include "checkpoint/order.h"
+#include "checkpoint/test_model.h"
 
 namespace ckpt {
 namespace {
@@ -79,7 +79,7 @@ TEST(Catalog, OfNobodyIsEmpty) {
 }
 
 TEST(Catalog, KnowsGroups) {
-  const auto catalog = build(metas_of({moe_model(2, 2)}));
+  const auto catalog = build(metas_of({small_model(2, 2)}));
   ASSERT_TRUE(catalog.is_ok());
   for (const CatalogTensor& entry : catalog->tensors()) {
     EXPECT_EQ(entry.group, group_id(entry.info->name));
@@ -87,7 +87,7 @@ TEST(Catalog, KnowsGroups) {
 }
 
 TEST(Catalog, EveryTensorOfManyRanksIsFound) {
-  const auto model = moe_model(4, 40);
+  const auto model = small_model(4, 40);
   std::vector<std::vector<TensorInfo>> ranks(7);
   for (std::size_t i = 0; i < model.size(); ++i) {
     ranks[i % 7].push_back(model[i]);

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <random>
 
-#include "checkpoint/model_names_for_test.h"
+#include "checkpoint/test_model.h"
 #include "metas_generated.h"
 
 namespace ckpt {
@@ -75,7 +75,7 @@ void expect_refused(const RawLayout& layout, std::string_view reason) {
 }
 
 TEST(Layout, SurvivesEncoding) {
-  auto tensors = moe_model(3, 5);
+  auto tensors = small_model(3, 5);
   tensors.push_back(tensor("scalar", DType::kF64, {}));
   tensors.push_back(tensor("empty", DType::kBF16, {0, 7}));
   tensors.push_back(tensor("packed", DType::kF4, {2, 2}));
@@ -122,7 +122,7 @@ TEST(Layout, HashIsTheSameOnEveryMachine) {
 }
 
 TEST(Layout, ReadsUnalignedBytes) {
-  const auto bytes = encode_layout(Layout::make(moe_model(1, 1)));
+  const auto bytes = encode_layout(Layout::make(small_model(1, 1)));
   std::vector<std::byte> shifted(bytes.size() + 1);
   std::memcpy(shifted.data() + 1, bytes.data(), bytes.size());
   EXPECT_TRUE(decode_layout(std::span(shifted).subspan(1)).is_ok());
@@ -173,7 +173,7 @@ TEST(Layout, NonsenseIsRefused) {
 }
 
 TEST(Layout, CutsAndFlipsNeverCrash) {
-  const auto bytes = encode_layout(Layout::make(moe_model(1, 2)));
+  const auto bytes = encode_layout(Layout::make(small_model(1, 2)));
   for (std::size_t size = 0; size < bytes.size(); size += 1 + size / 16) {
     EXPECT_FALSE(decode_layout(std::span(bytes).first(size)).is_ok()) << size;
   }

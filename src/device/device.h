@@ -86,6 +86,8 @@ class Device {
   virtual std::string uuid() const = 0;
   virtual std::string name() const = 0;  ///< for people
   virtual Result<DeviceMemory> memory() = 0;
+  /// The NUMA node whose host memory is nearest; -1 where there is no such node or it is unknown.
+  virtual int numa_node() const { return -1; }
   /// Memory that other processes of this host can open. `name` must be new on this host (host: in
   /// /dev/shm).
   virtual Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,

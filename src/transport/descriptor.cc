@@ -1,0 +1,66 @@
+#include "transport/descriptor.h"
+
+#include "base/strings.h"
+#include "transport_descriptor_generated.h"
+
+namespace ckpt {
+
+std::vector<std::byte> encode_descriptor(const Descriptor& descriptor) {
+  flatbuffers::FlatBufferBuilder builder;
+  std::vector<transport::wire::Region> regions;
+  regions.reserve(descriptor.regions.size());
+  for (const Descriptor::Region& region : descriptor.regions) {
+    regions.emplace_back(region.id, region.bytes, region.address);
+  }
+  const auto* address = reinterpret_cast<const std::uint8_t*>(descriptor.address.data());
+  const auto root = transport::wire::CreateDescriptor(
+      builder, kDescriptorVersion, builder.CreateString(descriptor.kind),
+      builder.CreateString(descriptor.instance), descriptor.epoch,
+      builder.CreateString(descriptor.label),
+      builder.CreateVector(address, descriptor.address.size()),
+      builder.CreateVectorOfStructs(regions));
+  transport::wire::FinishDescriptorBuffer(builder, root);
+  const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
+  return std::vector<std::byte>(data, data + builder.GetSize());
+}
+
+Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes, std::string_view kind) {
+  // The verifier and struct reads want aligned bytes; the caller's may lie anywhere.
+  const std::vector<std::byte> copy(bytes.begin(), bytes.end());
+  const auto* data = reinterpret_cast<const std::uint8_t*>(copy.data());
+  flatbuffers::Verifier verifier(data, copy.size());
+  if (copy.size() < 8 || !transport::wire::DescriptorBufferHasIdentifier(data) ||
+      !transport::wire::VerifyDescriptorBuffer(verifier)) {
+    return protocol_error(concat("these ", bytes.size(),
+                                 " bytes are no transport descriptor: pass what "
+                                 "Transport::descriptor() of the owner returned"));
+  }
+  const transport::wire::Descriptor* wire = transport::wire::GetDescriptor(data);
+  if (wire->version() != kDescriptorVersion) {
+    return protocol_error(concat("transport descriptor of version ", wire->version(),
+                                 ", this program reads version ", kDescriptorVersion,
+                                 ": run the same release on both sides"));
+  }
+  if (wire->kind()->string_view() != kind) {
+    return protocol_error(concat("descriptor of the ", wire->kind()->string_view(),
+                                 " transport, this is ", kind,
+                                 ": choose the same transport on both sides"));
+  }
+  Descriptor descriptor;
+  descriptor.kind = wire->kind()->str();
+  descriptor.instance = wire->instance()->str();
+  descriptor.epoch = wire->epoch();
+  if (wire->label()) descriptor.label = wire->label()->str();
+  if (wire->address()) {
+    const auto* address = reinterpret_cast<const std::byte*>(wire->address()->data());
+    descriptor.address.assign(address, address + wire->address()->size());
+  }
+  if (wire->regions()) {
+    for (const transport::wire::Region* region : *wire->regions()) {
+      descriptor.regions.push_back({region->id(), region->bytes(), region->address()});
+    }
+  }
+  return descriptor;
+}
+
+}  // namespace ckpt

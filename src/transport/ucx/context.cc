@@ -1,0 +1,149 @@
+#include "transport/ucx/context.h"
+
+#include <ucp/api/ucp.h>
+#include <ucs/debug/debug.h>
+#include <ucs/debug/log_def.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <mutex>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/strings.h"
+#include "transport/read_plan.h"
+
+namespace ckpt::ucx {
+namespace {
+
+/// The largest piece tried; devices of today take more, registering in parallel does not.
+constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 30;
+/// Below this a refusal is a lack of lockable memory, not a limit of one piece.
+constexpr std::uint64_t kSmallestPieceBytes = 64 << 20;
+
+ucs_log_func_rc_t log_to_engine(const char* /*file*/, unsigned /*line*/, const char* /*function*/,
+                                ucs_log_level_t level, const ucs_log_component_config_t* config,
+                                const char* format, va_list arguments) {
+  if (level > config->log_level) return UCS_LOG_FUNC_RC_STOP;
+  char text[512];
+  va_list copy;
+  va_copy(copy, arguments);
+  std::vsnprintf(text, sizeof(text), format, copy);
+  va_end(copy);
+  // An error of UCX is one peer's trouble, which a Status reports; fatal ones end the process.
+  log_line(level <= UCS_LOG_LEVEL_FATAL ? LogLevel::kError : LogLevel::kDebug,
+           concat("ucx: ", text));
+  return level <= UCS_LOG_LEVEL_FATAL ? UCS_LOG_FUNC_RC_CONTINUE : UCS_LOG_FUNC_RC_STOP;
+}
+
+/// UCX prints to stdout and takes over fatal signals when it is loaded. Both belong to the host
+/// process, unless the user asked for it in UCX's own variables.
+void restrain_ucx_once() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (!env_string("UCX_LOG_LEVEL") && !env_string("UCX_LOG_FILE")) {
+      ucs_log_push_handler(log_to_engine);
+    }
+    if (!env_string("UCX_HANDLE_ERRORS") && !env_string("UCX_ERROR_SIGNALS")) {
+      for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
+    }
+  });
+}
+
+struct ConfigCloser {
+  void operator()(ucp_config_t* config) const { ucp_config_release(config); }
+};
+using Config = std::unique_ptr<ucp_config_t, ConfigCloser>;
+
+Status set(const Config& config, const char* name, const std::string& value) {
+  const std::string variable = concat("UCX_", name);
+  if (env_string(variable.c_str())) return Status::ok();  // the user's word wins
+  const ucs_status_t status = ucp_config_modify(config.get(), name, value.c_str());
+  if (status == UCS_OK) return Status::ok();
+  return invalid_argument(concat("ucx refuses ", variable, "=", value, ": ", ucs_text(status)));
+}
+
+Status configure(const Config& config, const UcxOptions& options) {
+  // Between processes of one host data goes by cma (the reader copies once, 9 GB/s) and messages by
+  // tcp, whose sockets tell of a peer's death at once. The shared memory transports (mm) would add
+  // a queue in /dev/shm and notice a death by polling; a chunk of 2 MiB does not gain from them.
+  CKPT_RETURN_IF_ERROR(set(config, "TLS", options.network_only ? "^shm,self" : "^mm,knem,self"));
+  if (!options.net_devices.empty()) {
+    CKPT_RETURN_IF_ERROR(set(config, "NET_DEVICES", options.net_devices));
+  }
+  CKPT_RETURN_IF_ERROR(set(config, "KEEPALIVE_INTERVAL", "2s"));
+  return Status::ok();
+}
+
+}  // namespace
+
+std::string ucs_text(int ucs_status) {
+  return ucs_status_string(static_cast<ucs_status_t>(ucs_status));
+}
+
+Result<std::shared_ptr<Context>> Context::create(const UcxOptions& options) {
+  restrain_ucx_once();
+  ucp_config_t* raw = nullptr;
+  ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw);
+  if (status != UCS_OK) {
+    return unsupported(concat("ucx cannot read its configuration: ", ucs_text(status),
+                              "; check the UCX_* variables of the environment"));
+  }
+  const Config config(raw);
+  CKPT_RETURN_IF_ERROR(configure(config, options));
+  ucp_params_t params{};
+  params.field_mask =
+      UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.mt_workers_shared = 1;  // memory is registered on the callers' threads
+  params.name = "checkpoint_engine";
+  ucp_context_h context = nullptr;
+  status = ucp_init(&params, config.get(), &context);
+  if (status != UCS_OK) {
+    return unsupported(concat("ucx has no usable transport: ", ucs_text(status),
+                              "; check UCX_TLS, UCX_NET_DEVICES and the devices given (",
+                              quoted(options.net_devices), ")"));
+  }
+  return std::shared_ptr<Context>(new Context(context));
+}
+
+Context::~Context() { ucp_cleanup(context_); }
+
+Result<std::vector<ucp_mem*>> Context::pin(void* data, std::uint64_t bytes) {
+  std::vector<ucp_mem*> pieces;
+  std::uint64_t limit = kPieceBytes;
+  for (std::uint64_t at = 0; at < bytes;) {
+    ucp_mem_map_params_t params{};
+    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+    params.address = static_cast<std::byte*>(data) + at;
+    params.length = std::min(limit, bytes - at);
+    ucp_mem_h piece = nullptr;
+    const ucs_status_t status = ucp_mem_map(context_, &params, &piece);
+    if (status == UCS_OK) {
+      pieces.push_back(piece);
+      at += params.length;
+      continue;
+    }
+    const std::uint64_t half = params.length / 2 / kReadGrain * kReadGrain;
+    if (half < kSmallestPieceBytes) {
+      unpin(pieces);
+      return resource_exhausted(concat(
+          "cannot register ", format_bytes(bytes), " with the network device: ", ucs_text(status),
+          " after ", format_bytes(at), "; raise the limit of locked memory (ulimit -l)"));
+    }
+    limit = half;
+  }
+  return pieces;
+}
+
+void Context::unpin(const std::vector<ucp_mem*>& pieces) {
+  for (ucp_mem* piece : pieces) {
+    if (const ucs_status_t status = ucp_mem_unmap(context_, piece); status != UCS_OK) {
+      log_warning("ucx cannot unregister memory: ", ucs_text(status));
+    }
+  }
+}
+
+}  // namespace ckpt::ucx

@@ -1,0 +1,106 @@
+// The side of a process that serves its memory: regions, and the readers connected to it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "transport/descriptor.h"
+#include "transport/transport.h"
+#include "transport/ucx/context.h"
+#include "transport/ucx/endpoint.h"
+#include "transport/ucx/message.h"
+#include "transport/ucx/progress.h"
+
+namespace ckpt::ucx {
+
+/// What both sides of a transport say of themselves, and count.
+struct Identity {
+  std::string instance;
+  std::string label;
+};
+struct Counters {
+  std::atomic<std::uint64_t> bytes_read{0}, bytes_served{0}, reads_done{0}, reads_failed{0},
+      reads_refused{0}, signals_sent{0}, signals_received{0};
+};
+
+class Owner {
+ public:
+  Owner(Context& context, Progress& progress, const Identity& identity, Counters& counters)
+      : context_(context), progress_(progress), identity_(identity), counters_(counters) {}
+
+  // Any thread.
+  Result<std::uint64_t> add_region(void* data, std::uint64_t bytes);
+  /// As MemoryRegion::close.
+  void close_region(std::uint64_t id, Deadline deadline);
+  std::vector<Descriptor::Region> regions() const;
+  void set_epoch(std::uint64_t epoch) { epoch_.store(epoch); }
+  std::uint64_t epoch() const { return epoch_.load(); }
+  void set_signal_handler(Transport::SignalHandler handler);
+
+  // Progress thread.
+  /// A message of a reader.
+  void on_message(Message message);
+  /// Cuts all readers.
+  void close();
+
+ private:
+  struct Region {
+    std::uint64_t id;
+    std::byte* data;
+    std::uint64_t bytes;
+    std::vector<ucp_mem*> pins;
+    bool closing = false;                            // guarded by mutex_
+    std::map<std::uint64_t, int> serving_by_reader;  // of connections; guarded by mutex_
+  };
+  struct Reader {
+    std::uint64_t connection;
+    std::string instance, label;
+    std::unique_ptr<Endpoint> endpoint;
+    std::uint64_t epoch = 0;
+    bool stale = false;
+    std::uint64_t next_sequence = 0;
+    std::map<std::uint64_t, Message> early;  // messages that overtook others
+  };
+
+  void greet(Reader& reader, const Hello& hello);
+  void handle(Reader& reader, Message message);
+  void serve(Reader& reader, const Request& request);
+  /// The regions of the request's spans. With mutex_ held, so that none closes before it is in use.
+  Result<std::vector<std::shared_ptr<Region>>> check(const Reader& reader,
+                                                     const Request& request) const;
+  void serve_directly(Reader& reader, const Request& request, std::shared_ptr<Region> region);
+  void finish_serving(std::uint64_t connection, const Request& request, Region& region, bool sent);
+  void refuse(Reader& reader, std::uint64_t read, const Status& why);
+  void deliver(const Reader& reader, std::vector<std::byte> message);
+  void drop(std::uint64_t connection) { readers_.erase(connection); }
+
+  Context& context_;
+  Progress& progress_;
+  const Identity& identity_;
+  Counters& counters_;
+  std::atomic<std::uint64_t> epoch_{0};
+
+  mutable std::mutex mutex_;
+  std::condition_variable quiet_;                             // a region has one reader less
+  std::uint64_t next_region_ = 1;                             // guarded by mutex_
+  std::map<std::uint64_t, std::shared_ptr<Region>> regions_;  // guarded by mutex_
+
+  // Of the progress thread.
+  struct Early {
+    std::string label, instance;
+    std::vector<std::byte> message;
+  };
+  std::map<std::uint64_t, std::unique_ptr<Reader>> readers_;  // by connection
+  Transport::SignalHandler signal_handler_;
+  std::vector<Early> early_signals_;  // came before the first handler
+};
+
+}  // namespace ckpt::ucx

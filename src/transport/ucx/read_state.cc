@@ -1,0 +1,54 @@
+#include "transport/ucx/read_state.h"
+
+namespace ckpt::ucx {
+
+bool ReadState::finish(Status outcome) {
+  const std::lock_guard lock(mutex_);
+  if (outcome_) return false;
+  outcome_ = std::move(outcome);
+  changed_.notify_all();
+  return true;
+}
+
+bool ReadState::done() const {
+  const std::lock_guard lock(mutex_);
+  return outcome_.has_value();
+}
+
+std::optional<Status> ReadState::wait_done(Deadline until) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_until(lock, until.when(), [&] { return outcome_.has_value(); });
+  return outcome_;
+}
+
+bool ReadState::released() const {
+  const std::lock_guard lock(mutex_);
+  return outcome_.has_value() && receiving_ == 0;
+}
+
+bool ReadState::wait_released(Deadline until) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, until.when(),
+                             [&] { return outcome_.has_value() && receiving_ == 0; });
+}
+
+bool ReadState::begin_receive() {
+  const std::lock_guard lock(mutex_);
+  if (outcome_) return false;
+  ++receiving_;
+  return true;
+}
+
+void ReadState::end_receive(std::uint64_t arrived) {
+  bytes_done_.fetch_add(arrived, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex_);
+  --receiving_;
+  changed_.notify_all();
+}
+
+Status ReadState::outcome() const {
+  const std::lock_guard lock(mutex_);
+  return outcome_.value_or(Status::ok());
+}
+
+}  // namespace ckpt::ucx

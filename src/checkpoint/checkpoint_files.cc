@@ -13,7 +13,7 @@
 #include "base/strings.h"
 #include "checkpoint/checkpoint_index.h"
 #include "checkpoint/file_bytes.h"
-#include "checkpoint/name_table.h"
+#include "checkpoint/name_index.h"
 #include "checkpoint/safetensors_header.h"
 
 namespace ckpt {
@@ -94,26 +94,17 @@ CheckpointFiles join_headers(const std::vector<std::string>& paths,
   return result;
 }
 
-std::vector<std::string_view> names_of(const std::vector<TensorInfo>& tensors) {
-  std::vector<std::string_view> names;
-  names.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) names.push_back(tensor.name);
-  return names;
-}
-
 /// Keeps what the index gives to the file it lies in; everything the index names must be there.
 /// `found.files` are in the order of `index.files`.
 Status apply_index(const CheckpointIndex& index, CheckpointFiles& found) {
-  std::vector<std::string_view> names;
-  names.reserve(index.entries.size());
-  for (const auto& entry : index.entries) names.push_back(entry.tensor);
-  const NameTable table(std::move(names));
+  NameIndex listed(index.entries.size());
+  for (const auto& entry : index.entries) listed.insert(entry.tensor, name_hash(entry.tensor));
 
   std::vector<bool> seen(index.entries.size());
   std::string first_left_out;
   std::size_t kept = 0;
   for (std::size_t i = 0; i < found.tensors.size(); ++i) {
-    const auto at = table.find(found.tensors[i].name);
+    const auto at = listed.find(found.tensors[i].name, name_hash(found.tensors[i].name));
     if (!at || index.entries[*at].file != found.file_of[i]) {
       if (found.left_out++ == 0) {
         first_left_out =
@@ -200,10 +191,14 @@ Result<CheckpointFiles> scan_checkpoint(const std::string& path) {
 Result<CheckpointFiles> open_files(const std::vector<std::string>& paths) {
   CKPT_ASSIGN_OR_RETURN(std::vector<SafetensorsHeader> headers, read_headers(paths));
   CheckpointFiles found = join_headers(paths, std::move(headers));
-  if (const auto twice = NameTable(names_of(found.tensors)).duplicate()) {
-    const auto path_of = [&](std::size_t i) { return found.files[found.file_of[i]].path; };
-    return invalid_argument(concat("tensor ", quoted(found.tensors[twice->first].name), " is in ",
-                                   path_of(twice->first), " and in ", path_of(twice->second),
+  NameIndex seen(found.tensors.size());
+  for (std::size_t i = 0; i < found.tensors.size(); ++i) {
+    const std::string& name = found.tensors[i].name;
+    const auto [first, is_new] = seen.insert(name, name_hash(name));
+    if (is_new) continue;
+    return invalid_argument(concat("tensor ", quoted(name), " is in ",
+                                   found.files[found.file_of[first]].path, " and in ",
+                                   found.files[found.file_of[i]].path,
                                    ": without an index nobody can tell which one is meant"));
   }
   return found;

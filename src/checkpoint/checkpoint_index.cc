@@ -6,7 +6,7 @@
 
 #include "base/strings.h"
 #include "checkpoint/json_text.h"
-#include "checkpoint/name_table.h"
+#include "checkpoint/name_index.h"
 
 namespace ckpt {
 namespace od = simdjson::ondemand;
@@ -34,10 +34,11 @@ class IndexReader {
     od::object object;
     if (value.get_object().get(object)) return invalid_argument("is not an object");
     for (auto field : object) {
-      CKPT_ASSIGN_OR_RETURN(const std::string_view key, json_string(field.unescaped_key()));
+      CKPT_ASSIGN_OR_RETURN(const std::string_view key, json_key(field));
       std::string tensor(key);
-      CKPT_ASSIGN_OR_RETURN(const std::uint32_t file,
-                            read_file(tensor, field.value().get_string()));
+      od::value item;
+      if (const auto error = field.value().get(item)) return json_error(error);
+      CKPT_ASSIGN_OR_RETURN(const std::uint32_t file, read_file(tensor, item));
       index_.entries.push_back({std::move(tensor), file});
     }
     return Status::ok();
@@ -51,12 +52,10 @@ class IndexReader {
   }
 
  private:
-  Result<std::uint32_t> read_file(const std::string& tensor,
-                                  simdjson::simdjson_result<std::string_view> text) {
-    if (text.error() == simdjson::INCORRECT_TYPE) {
-      return invalid_argument(concat("tensor ", quoted(tensor), ": its file is not a string"));
-    }
-    CKPT_ASSIGN_OR_RETURN(const std::string_view name, json_string(text));
+  Result<std::uint32_t> read_file(const std::string& tensor, od::value value) {
+    const Result<std::string_view> text = json_string(value);
+    if (!text.is_ok()) return text.status().with_context(concat("file of tensor ", quoted(tensor)));
+    const std::string_view name = *text;
     if (const auto known = files_.find(name); known != files_.end()) return known->second;
     Result<std::string> file = file_inside_folder(name);
     if (!file.is_ok()) {
@@ -71,12 +70,12 @@ class IndexReader {
   }
 
   Status check_tensor_names() const {
-    std::vector<std::string_view> names;
-    names.reserve(index_.entries.size());
-    for (const auto& entry : index_.entries) names.push_back(entry.tensor);
-    if (const auto twice = NameTable(std::move(names)).duplicate()) {
-      return invalid_argument(concat("tensor ", quoted(index_.entries[twice->first].tensor),
-                                     ": the name is there twice"));
+    NameIndex seen(index_.entries.size());
+    for (const auto& entry : index_.entries) {
+      if (!seen.insert(entry.tensor, name_hash(entry.tensor)).second) {
+        return invalid_argument(
+            concat("tensor ", quoted(entry.tensor), ": the name is there twice"));
+      }
     }
     return Status::ok();
   }
@@ -109,7 +108,7 @@ Result<CheckpointIndex> parse_checkpoint_index(std::span<const std::byte> json) 
   if (const auto error = document.get_object().get(object)) return json_error(error);
   IndexReader reader;
   for (auto field : object) {
-    CKPT_ASSIGN_OR_RETURN(const std::string_view key, json_string(field.unescaped_key()));
+    CKPT_ASSIGN_OR_RETURN(const std::string_view key, json_key(field));
     od::value value;
     if (const auto error = field.value().get(value)) return json_error(error);
     if (key == "weight_map") {

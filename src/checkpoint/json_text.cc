@@ -1,6 +1,8 @@
 #include "checkpoint/json_text.h"
 
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "base/strings.h"
 #include "checkpoint/json_literal.h"
@@ -11,6 +13,24 @@ namespace {
 
 constexpr int kMaxDepth = 64;
 
+/// What stands between the quotes, where it holds no escape: the parser has validated the document
+/// as UTF-8 and as free of open strings, so nothing is left to do, and nothing to copy.
+std::optional<std::string_view> plain_text(od::raw_json_string raw) {
+  const char* begin = raw.raw();
+  const char* end = static_cast<const char*>(::rawmemchr(begin, '"'));
+  const std::string_view text(begin, static_cast<std::size_t>(end - begin));
+  if (text.find('\\') != std::string_view::npos) return std::nullopt;
+  return text;
+}
+
+/// An escape can bring in what the document's own bytes cannot.
+Result<std::string_view> checked(simdjson::simdjson_result<std::string_view> unescaped) {
+  std::string_view text;
+  if (const auto error = std::move(unescaped).get(text)) return json_error(error);
+  if (!simdjson::validate_utf8(text)) return json_error(simdjson::UTF8_ERROR);
+  return text;
+}
+
 template <typename T>
 Status outcome(simdjson::simdjson_result<T> result) {
   return result.error() ? json_error(result.error()) : Status::ok();
@@ -18,29 +38,32 @@ Status outcome(simdjson::simdjson_result<T> result) {
 
 }  // namespace
 
-Result<simdjson::padded_string> padded_json_buffer(std::size_t bytes) {
-  simdjson::padded_string buffer(bytes);
-  if (buffer.data() == nullptr) {
-    return resource_exhausted(concat("no memory for ", bytes, " bytes of JSON"));
-  }
-  return buffer;
-}
-
 Result<simdjson::padded_string> padded_json(std::span<const std::byte> text) {
-  CKPT_ASSIGN_OR_RETURN(simdjson::padded_string buffer, padded_json_buffer(text.size()));
-  if (!text.empty()) std::memcpy(buffer.data(), text.data(), text.size());
-  return buffer;
+  simdjson::padded_string copy(reinterpret_cast<const char*>(text.data()), text.size());
+  if (copy.data() == nullptr) {
+    return resource_exhausted(concat("no memory for ", text.size(), " bytes of JSON"));
+  }
+  return copy;
 }
 
 Status json_error(simdjson::error_code error) {
   return invalid_argument(concat("not valid JSON: ", simdjson::error_message(error)));
 }
 
-Result<std::string_view> json_string(simdjson::simdjson_result<std::string_view> text) {
-  std::string_view value;
-  if (const auto error = std::move(text).get(value)) return json_error(error);
-  if (!simdjson::validate_utf8(value)) return json_error(simdjson::UTF8_ERROR);
-  return value;
+Result<std::string_view> json_key(simdjson::simdjson_result<od::field>& field) {
+  od::raw_json_string raw;
+  if (const auto error = field.key().get(raw)) return json_error(error);
+  if (const auto text = plain_text(raw)) return *text;
+  return checked(field.unescaped_key());
+}
+
+Result<std::string_view> json_string(od::value value) {
+  const std::string_view token = value.raw_json_token();
+  if (!token.starts_with('"')) return invalid_argument("not a string");
+  if (token.find('\\') != std::string_view::npos) return checked(value.get_string());
+  od::raw_json_string raw;
+  if (const auto error = value.get_raw_json_string().get(raw)) return json_error(error);
+  return *plain_text(raw);
 }
 
 Result<std::string> json_literal(std::string_view text) {
@@ -73,7 +96,7 @@ Status check_ignored_value(od::value value, int depth) {
       od::object object;
       if (const auto error = value.get_object().get(object)) return json_error(error);
       for (auto field : object) {
-        CKPT_RETURN_IF_ERROR(json_string(field.unescaped_key()).status());
+        CKPT_RETURN_IF_ERROR(json_key(field).status());
         od::value child;
         if (const auto error = field.value().get(child)) return json_error(error);
         CKPT_RETURN_IF_ERROR(check_ignored_value(child, depth + 1));
@@ -91,7 +114,7 @@ Status check_ignored_value(od::value value, int depth) {
       return Status::ok();
     }
     case od::json_type::string:
-      return json_string(value.get_string()).status();
+      return json_string(value).status();
     case od::json_type::number:
       return outcome(value.get_double());
     case od::json_type::boolean:

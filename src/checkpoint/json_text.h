@@ -14,15 +14,13 @@ namespace ckpt {
 /// A copy with the zeroed padding that the parser may read.
 Result<simdjson::padded_string> padded_json(std::span<const std::byte> text);
 
-/// Room for `bytes` bytes of JSON and the padding; to be filled by the caller.
-Result<simdjson::padded_string> padded_json_buffer(std::size_t bytes);
-
 /// The sentence for a parser's error.
 Status json_error(simdjson::error_code error);
 
-/// A key or string as UTF-8. On-Demand lets lone surrogates through as \u escapes; they are refused
-/// here.
-Result<std::string_view> json_string(simdjson::simdjson_result<std::string_view> text);
+/// A key, and a string ("not a string" when it is none), as UTF-8, valid as long as the document.
+/// On-Demand lets lone surrogates through as \u escapes; they are refused here.
+Result<std::string_view> json_key(simdjson::simdjson_result<simdjson::ondemand::field>& field);
+Result<std::string_view> json_string(simdjson::ondemand::value value);
 
 /// Reads `value` to its end and refuses what JSON does not allow. On-Demand skips what nobody asks
 /// for unread, so a value that is to be ignored must be read all the same.

@@ -28,16 +28,28 @@ NameIndex::NameIndex(std::size_t expected_names) {
 
 std::pair<std::uint32_t, bool> NameIndex::insert(std::string_view name, std::uint64_t hash) {
   if (2 * names_.size() >= slots_.size()) grow(2 * slots_.size());
+  Slot& slot = slots_[slot_of(name, hash)];
+  if (slot.number != kEmpty) return {slot.number, false};
+  slot = {static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(names_.size())};
+  names_.push_back(name);
+  return {slot.number, true};
+}
+
+std::optional<std::uint32_t> NameIndex::find(std::string_view name, std::uint64_t hash) const {
+  const Slot& slot = slots_[slot_of(name, hash)];
+  if (slot.number == kEmpty) return std::nullopt;
+  return slot.number;
+}
+
+std::size_t NameIndex::slot_of(std::string_view name, std::uint64_t hash) const {
   const std::size_t mask = slots_.size() - 1;
-  for (std::size_t at = hash & mask;; at = (at + 1) & mask) {
-    Slot& slot = slots_[at];
-    if (slot.number == kEmpty) {
-      slot = {hash, static_cast<std::uint32_t>(names_.size())};
-      names_.push_back(name);
-      return {slot.number, true};
-    }
-    if (slot.hash == hash && names_[slot.number] == name) return {slot.number, false};
+  const auto half = static_cast<std::uint32_t>(hash);
+  std::size_t at = half & mask;
+  while (slots_[at].number != kEmpty &&
+         !(slots_[at].hash == half && names_[slots_[at].number] == name)) {
+    at = (at + 1) & mask;
   }
+  return at;
 }
 
 void NameIndex::grow(std::size_t slots) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <memory>
 #include <utility>
 
 #include "base/fd.h"
@@ -42,9 +43,11 @@ Result<SafetensorsHeader> read_header(const std::string& path) {
   CKPT_RETURN_IF_ERROR(read_at(fd.get(), {first.data(), first_bytes}, 0));
   CKPT_ASSIGN_OR_RETURN(const std::uint64_t json_bytes,
                         safetensors_json_bytes({first.data(), first_bytes}, file_bytes));
-  std::vector<std::byte> json(json_bytes);
+  const auto padded = std::make_unique_for_overwrite<std::byte[]>(json_bytes + kJsonPadding);
+  const std::span json(padded.get(), json_bytes);
   CKPT_RETURN_IF_ERROR(read_at(fd.get(), json, kSafetensorsPrefixBytes));
-  return parse_safetensors_header(json, file_bytes - kSafetensorsPrefixBytes - json_bytes);
+  std::fill_n(padded.get() + json_bytes, kJsonPadding, std::byte{0});
+  return parse_padded_safetensors_header(json, file_bytes - kSafetensorsPrefixBytes - json_bytes);
 }
 
 }  // namespace

@@ -20,6 +20,8 @@ constexpr std::uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 /// Bytes of the length field before the JSON.
 constexpr std::uint64_t kSafetensorsPrefixBytes = 8;
 
+/// What the JSON parser may read behind its text.
+constexpr std::size_t kJsonPadding = 64;
 /// The key of the JSON that is no tensor.
 constexpr std::string_view kSafetensorsMetadataKey = "__metadata__";
 
@@ -51,6 +53,10 @@ Result<std::uint64_t> safetensors_json_bytes(std::span<const std::byte> first,
 /// An error (kInvalidArgument, kUnsupported for an unknown dtype) names the tensor and the rule.
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> json,
                                                    std::uint64_t data_bytes);
+
+/// The same without a copy: `json` is followed by kJsonPadding bytes of zeros.
+Result<SafetensorsHeader> parse_padded_safetensors_header(std::span<const std::byte> json,
+                                                          std::uint64_t data_bytes);
 
 /// Reads the header of the file at `path`; the data is not read. Errors name the file too.
 Result<SafetensorsHeader> read_safetensors_header(const std::string& path);

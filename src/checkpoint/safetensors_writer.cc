@@ -13,23 +13,21 @@
 #include "base/strings.h"
 #include "checkpoint/file_bytes.h"
 #include "checkpoint/json_literal.h"
-#include "checkpoint/name_table.h"
+#include "checkpoint/name_index.h"
 
 namespace ckpt {
 namespace {
 
 Status check_names(const std::vector<TensorInfo>& tensors) {
-  std::vector<std::string_view> names;
-  names.reserve(tensors.size());
-  for (const TensorInfo& tensor : tensors) names.push_back(tensor.name);
-  const NameTable table(std::move(names));
-  if (table.find(kSafetensorsMetadataKey)) {
-    return invalid_argument(
-        concat("tensor ", quoted(kSafetensorsMetadataKey), ": the format reserves this name"));
-  }
-  if (const auto twice = table.duplicate()) {
-    return invalid_argument(
-        concat("tensor ", quoted(tensors[twice->first].name), ": the name is there twice"));
+  NameIndex seen(tensors.size());
+  for (const auto& tensor : tensors) {
+    if (tensor.name == kSafetensorsMetadataKey) {
+      return invalid_argument(
+          concat("tensor ", quoted(kSafetensorsMetadataKey), ": the format reserves this name"));
+    }
+    if (!seen.insert(tensor.name, name_hash(tensor.name)).second) {
+      return invalid_argument(concat("tensor ", quoted(tensor.name), ": the name is there twice"));
+    }
   }
   return Status::ok();
 }

@@ -33,15 +33,18 @@ struct PlanOptions {
   std::uint64_t ring_bytes = 1ull << 30;    ///< R
   std::uint64_t bucket_bytes = 1ull << 29;  ///< B, at most R/2 unless `serial`
   std::uint64_t chunk_bytes = 32ull << 20;  ///< C: unit of copying on one host
-  /// Unit of spreading between hosts: small, since a chain of hosts waits for one of them per hop.
+  /// Unit of spreading between hosts, at most C: small, since a chain of hosts waits for one of
+  /// them per hop.
   std::uint64_t cross_chunk_bytes = 4ull << 20;
-  int staging_chunks = 4;  ///< S
+  int staging_chunks = 4;  ///< S; 0: none, else at least 2. Only for kPerRank
   bool serial = false;     ///< one bucket at a time, B = R: the fallback for little memory
   RingSharing sharing = RingSharing::kPerHost;
 };
 
 /// Bytes that move from the pool of the part's owner to a ring. Ranges of a part are in order of
-/// both offsets; ranges that are neighbours in both are one.
+/// both offsets; ranges that are neighbours in both are one, and so are those with a gap of the
+/// same size, less than kRingAlignment, in both: a range may hold padding of the pool, which must
+/// be readable, and begins and ends with a tensor.
 struct SourceRange {
   std::uint64_t source_offset;  ///< pool offset at the owner
   std::uint64_t part_offset;    ///< from the beginning of the part
@@ -70,6 +73,7 @@ struct Part {
   std::uint32_t first_range, range_count;
   std::uint32_t first_place, place_count;
   std::uint32_t first_stop, stop_count;  ///< every host with recipients of the part once
+  std::uint32_t first_tensor, tensor_count;
 };
 
 struct BucketTensor {
@@ -77,7 +81,8 @@ struct BucketTensor {
   std::uint64_t ring_offset;  ///< multiple of kRingAlignment
 };
 
-/// The unit of loading. Its parts and tensors are contiguous in the plan's lists.
+/// The unit of loading. Its parts are contiguous in the plan's lists and in the ring; its tensors
+/// are those of its parts.
 struct Bucket {
   std::uint64_t ring_offset;
   std::uint64_t bytes;
@@ -97,12 +102,16 @@ struct Plan {
   std::vector<PartPlace> places;
   std::vector<Stop> stops;
   std::vector<std::vector<int>> recipient_sets;  ///< ranks, ascending
+  std::uint64_t layouts = 0;  ///< hash of the layout and epoch of every rank of the checkpoint
 
   std::span<const Part> parts_of(const Bucket& b) const {
     return std::span(parts).subspan(b.first_part, b.part_count);
   }
   std::span<const BucketTensor> tensors_of(const Bucket& b) const {
     return std::span(tensors).subspan(b.first_tensor, b.tensor_count);
+  }
+  std::span<const BucketTensor> tensors_of(const Part& p) const {
+    return std::span(tensors).subspan(p.first_tensor, p.tensor_count);
   }
   std::span<const SourceRange> ranges_of(const Part& p) const {
     return std::span(ranges).subspan(p.first_range, p.range_count);
@@ -118,14 +127,17 @@ struct Plan {
   std::uint64_t fingerprint() const;
 };
 
-/// `ranks[i]` describes rank i. kInvalidArgument when nobody is a recipient; an empty catalog gives
-/// an empty plan.
+/// `ranks[i]` describes rank i; there are at least as many as the catalog has. Sizes that are no
+/// multiples of kRingAlignment are rounded down. Time is linear in the tensors and the stops.
+/// kInvalidArgument when nobody is a recipient, for sizes that contradict each other, and for a
+/// tensor that is larger than the ring; an empty catalog gives an empty plan.
 Result<Plan> make_plan(const Catalog& catalog, std::span<const PlanRank> ranks,
                        const PlanOptions& options);
 
 /// What the caller asked for; zero means "not given".
 struct MemoryRequest {
-  std::uint64_t ring_bytes = 0;  ///< an explicit --ring-size; default 1 GiB
+  /// An explicit --ring-size; default 1 GiB, or the whole checkpoint where that is less.
+  std::uint64_t ring_bytes = 0;
   std::uint64_t bucket_bytes =
       0;  ///< --bucket-size; gives R = 2 B unless ring_bytes is set; default R / 2
   std::uint64_t chunk_bytes = 32ull << 20;
@@ -134,9 +146,11 @@ struct MemoryRequest {
   RingSharing sharing = RingSharing::kPerHost;
 };
 /// Sizes for the memory that is there (`available_bytes`: the smallest over all participants,
-/// PS_MEM_FRACTION applied). R grows to the largest tensor; then the fallbacks: smaller R, then no
-/// staging and one bucket at a time, then kResourceExhausted that names the largest tensor, its
-/// size and the memory. Staging counts only with kPerRank.
+/// PS_MEM_FRACTION applied), all of them multiples of kRingAlignment. R grows to the largest
+/// tensor; then the fallbacks: smaller R, but not below two chunks; then no staging and one bucket
+/// at a time; then kResourceExhausted that names the largest tensor, its size and the memory.
+/// Staging (staging_chunks x chunk_bytes, at least two chunks) counts and is given only with
+/// kPerRank.
 Result<PlanOptions> fit_memory(const Catalog& catalog, const MemoryRequest& request,
                                std::uint64_t available_bytes);
 

@@ -3,16 +3,25 @@
 //
 // Everything that moves, moves in a stream, and a stream's progress is one number: how many of its
 // chunks are done. A rank has at most one stream of each kind:
-//   fill     chunks that this rank copies out of its own pool  (it is the owner and the stop on its
-//   host) receive  chunks that this rank takes from another rank's pool, or from the ring of the
-//   stop before it
-// With RingSharing::kPerHost a chunk of either stream lands in the host's ring and is there for
-// all. With kPerRank it lands in the staging of its rank (or straight in the ring, when that rank
-// is the only recipient of its host), and every recipient of the host pulls it from there.
+//   fill     chunks that this rank copies out of its own pool (it is the owner, and a recipient)
+//   receive  chunks that this rank takes from another rank's pool, or from the stop before it
 //
-// Nothing deadlocks: every stream is in plan order, a chunk of bucket b waits only for chunks of b
-// and for the end of buckets before b, and the first unfinished bucket waits for nothing that has
-// not begun.
+// Where a chunk lands, and when it may:
+//   kPerHost          in the host's ring, for all. The ring's space must be free: see
+//                     Bucket::reuse_after.
+//   kPerRank, direct  in the ring of its rank, the only recipient of its host. As above.
+//   kPerRank          in the staging of its rank: chunk i in slot i % slots of its stream, when
+//                     every recipient of the host has pulled chunk i - slots, and `next_stop` has
+//                     taken it. Every recipient pulls it from there into its own ring, when that
+//                     ring's space is free. The next stop reads it out of the staging, too.
+//   kPerRank without  in the ring of its rank, from where the others of the host pull it (its own
+//   staging           pull copies nothing). That ring's space is free when, in addition, every
+//                     recipient of the host has pulled the buckets before.
+//
+// Nothing deadlocks: all streams and pull lists follow one order (bucket, then the end of the chunk
+// in its part, then part); each step waits only for steps before it in that order, for the same
+// chunk at an earlier stop, or for the end of buckets before its own. The first unfinished step
+// waits for nothing that has not begun.
 #pragma once
 
 #include <cstdint>
@@ -36,11 +45,11 @@ struct Chunk {
 struct IncomingChunk {
   Chunk chunk;
   int source;      ///< rank whose memory is read
-  bool from_pool;  ///< out of the owner's pool, which is always ready; else out of the ring of the
-                   ///< stop before
+  bool from_pool;  ///< out of the owner's pool, which is always ready; else out of the ring (or
+                   ///< staging) of the stop before
   std::uint64_t source_ready;  ///< when not from_pool: chunks of the source's receive stream that
                                ///< must be done
-  std::int32_t next_stop;  ///< rank of another host that will take the chunk out of our ring, or -1
+  std::int32_t next_stop;      ///< rank of another host that will take the chunk from us, or -1
 };
 
 /// Chunks of one stream of this host that must be done.
@@ -57,7 +66,8 @@ struct LinkNeed {
 };
 
 struct BucketSchedule {
-  std::vector<StreamNeed> arrived;  ///< when all hold, the whole bucket lies in the ring (kPerHost)
+  /// When all hold, the whole bucket lies in the ring. For kPerHost and where `direct`.
+  std::vector<StreamNeed> arrived;
   std::vector<LinkNeed>
       forwarded;  ///< when all hold, no other host still needs the bucket from a ring of this host
   std::uint64_t pulled;  ///< kPerRank: when this recipient has pulled so many chunks, the bucket
@@ -81,6 +91,10 @@ struct Schedule {
   std::vector<Pull> pull;
   std::vector<BucketSchedule>
       buckets;  ///< one for each bucket of the plan, as this rank's host sees it
+  /// kPerRank with staging: how many chunks of each stream of this rank the staging holds; together
+  /// at most staging_chunks x chunk_bytes. Zero for a stream that is empty.
+  std::uint64_t fill_slots = 0;
+  std::uint64_t receive_slots = 0;
   /// kPerRank: this rank is the only recipient of its host, so fill and receive go straight into
   /// its ring.
   bool direct = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <tuple>
 
 #include "checkpoint/name_index.h"
 #include "checkpoint/plan_key.h"
@@ -41,32 +42,37 @@ class Symbols {
   std::vector<std::uint32_t> ranks_;
 };
 
+// Compares as (group, what the name has behind the group's head).
 struct SortKey {
-  static constexpr std::size_t kSymbols = 8;
-  // section, stack, layer, then the first components of the module
-  std::array<std::uint32_t, kSymbols> symbols{};
+  static constexpr std::size_t kComponents = 4;
+  PlanSection section;
+  bool cut = false;  // the module has more components than fit
+  std::uint32_t stack;
+  std::uint32_t layer;
+  std::array<std::uint32_t, kComponents> module{};
+  std::uint32_t head_size;
+  std::uint32_t rest;
   std::uint32_t index;
-  bool cut = false;  // the group has more components than fit
 };
 
 SortKey make_sort_key(std::string_view name, std::uint32_t index, Symbols& symbols) {
   const PlanKey key = parse_plan_key(name);
   SortKey out;
   out.index = index;
-  out.symbols[0] = symbols.number(static_cast<std::uint32_t>(key.section));
-  out.symbols[1] = symbols.text(key.stack);
-  out.symbols[2] = symbols.number(key.layer);
+  out.stack = symbols.text(key.stack);
+  out.section = key.section;
+  out.layer = key.layer;
   PlanKeyComponents components(key);
-  for (std::size_t i = 3;; ++i) {
-    const auto component = components.next();
-    if (!component) break;
-    if (i == SortKey::kSymbols) {
+  for (std::size_t i = 0; const auto component = components.next(); ++i) {
+    if (i == SortKey::kComponents) {
       out.cut = true;
       break;
     }
     const auto number = component_number(*component);
-    out.symbols[i] = number ? symbols.number(*number) : symbols.text(*component);
+    out.module[i] = number ? symbols.number(*number) : symbols.text(*component);
   }
+  out.head_size = static_cast<std::uint32_t>(key.head.size());
+  out.rest = symbols.text(name.substr(key.head.size()));
   return out;
 }
 
@@ -93,11 +99,8 @@ std::uint64_t group_id(std::string_view tensor_name) {
 }
 
 bool plan_order_less(std::string_view a, std::string_view b) {
-  const PlanKey a_key = parse_plan_key(a);
-  const PlanKey b_key = parse_plan_key(b);
-  if (group_order_less(a_key, b_key)) return true;
-  if (group_order_less(b_key, a_key)) return false;
-  return a < b;
+  const auto order = compare_groups(parse_plan_key(a), parse_plan_key(b));
+  return order != 0 ? order < 0 : a < b;
 }
 
 std::vector<std::uint32_t> plan_order(const std::vector<TensorInfo>& tensors) {
@@ -105,19 +108,27 @@ std::vector<std::uint32_t> plan_order(const std::vector<TensorInfo>& tensors) {
   std::vector<SortKey> keys;
   keys.reserve(tensors.size());
   for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+    // Names lie anywhere on the heap: waiting for them would take most of the time.
+    constexpr std::size_t kAhead = 16;
+    if (i + kAhead < tensors.size()) __builtin_prefetch(tensors[i + kAhead].name.data());
     keys.push_back(make_sort_key(tensors[i].name, i, symbols));
   }
   symbols.rank_texts();
   for (SortKey& key : keys) {
-    for (std::uint32_t& symbol : key.symbols) symbol = symbols.ranked(symbol);
+    key.stack = symbols.ranked(key.stack);
+    for (std::uint32_t& component : key.module) component = symbols.ranked(component);
+    key.rest = symbols.ranked(key.rest);
   }
-  // Equal names, which the readers refuse, keep their order: the result is the same everywhere.
   std::sort(keys.begin(), keys.end(), [&](const SortKey& a, const SortKey& b) {
-    if (a.symbols != b.symbols) return a.symbols < b.symbols;
+    if (a.section != b.section) return a.section < b.section;
+    if (a.stack != b.stack) return a.stack < b.stack;
+    if (a.layer != b.layer) return a.layer < b.layer;
+    if (a.module != b.module) return a.module < b.module;
     const std::string& a_name = tensors[a.index].name;
     const std::string& b_name = tensors[b.index].name;
-    if (a_name == b_name) return a.index < b.index;
-    return a.cut || b.cut ? plan_order_less(a_name, b_name) : a_name < b_name;
+    if ((a.cut || b.cut) && a_name != b_name) return plan_order_less(a_name, b_name);
+    // Equal names, which the readers refuse, keep their order: the result is the same everywhere.
+    return std::tie(a.head_size, a.rest, a.index) < std::tie(b.head_size, b.rest, b.index);
   });
   std::vector<std::uint32_t> order(tensors.size());
   std::transform(keys.begin(), keys.end(), order.begin(),

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -199,16 +200,23 @@ TEST(PlanOrder, DoesNotDependOnTheOrderGiven) {
   }
 }
 
-TEST(PlanOrder, GroupsAreRuns) {
-  const auto tensors = small_model(12, 11);
+void expect_groups_are_runs(const std::vector<TensorInfo>& tensors) {
   std::set<std::uint64_t> closed;
-  std::uint64_t open = 0;
+  std::optional<std::uint64_t> open;
   for (const std::uint32_t index : plan_order(tensors)) {
     const std::uint64_t group = group_id(tensors[index].name);
     if (group == open) continue;
     EXPECT_TRUE(closed.insert(group).second) << tensors[index].name;
     open = group;
   }
+}
+
+TEST(PlanOrder, GroupsAreRuns) {
+  expect_groups_are_runs(small_model(12, 11));
+  std::mt19937_64 random(6);
+  std::set<std::string> distinct;
+  while (distinct.size() < 3000) distinct.insert(random_name(random));
+  expect_groups_are_runs(named({distinct.begin(), distinct.end()}));
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <compare>
 #include <utility>
 
 namespace ckpt {
@@ -62,24 +61,37 @@ std::string_view last_component(std::string_view name) {
   return name.substr(name.rfind('.') + 1);  // npos + 1 is 0
 }
 
-// "model.layers.3.mlp.experts.7" of a name inside an expert; nothing for other names.
-std::optional<std::string_view> expert_of(std::string_view name) {
-  constexpr std::string_view kExperts = "experts.";
-  for (std::size_t at = name.find(kExperts); at != name.npos; at = name.find(kExperts, at + 1)) {
-    const std::size_t begin = at + kExperts.size();
-    const std::size_t end = name.find('.', begin);
-    if (end != name.npos && component_number(name.substr(begin, end - begin))) {
-      return name.substr(0, end);
-    }
-  }
-  return std::nullopt;
+std::size_t component_end(std::string_view name, std::size_t begin) {
+  while (begin < name.size() && name[begin] != '.') ++begin;
+  return begin;
 }
 
-void parse_group(std::string_view name, PlanKey& key) {
-  if (const auto expert = expert_of(name)) {
-    key.head = *expert;
-    return;
+// Sets stack, layer and module by the first number among the components, and head where the name is
+// one inside a numbered expert. Parameters and fused modules are no numbers, so that tensors of one
+// group find the same.
+void find_numbers(std::string_view name, PlanKey& key) {
+  bool in_experts = false;
+  for (std::size_t begin = 0, end; begin < name.size(); begin = end + 1) {
+    end = component_end(name, begin);
+    const std::string_view component = name.substr(begin, end - begin);
+    const auto number = component_number(component);
+    if (number && key.section != PlanSection::kLayers) {
+      key.section = PlanSection::kLayers;
+      key.stack = name.substr(0, begin);
+      key.layer = *number;
+      key.module = std::min(end + 1, name.size());
+    }
+    if (number && in_experts && end < name.size()) {
+      key.head = name.substr(0, end);
+      key.module = std::min(key.module, end);
+      return;
+    }
+    in_experts = component.ends_with("experts");
   }
+}
+
+// Sets head and tail of a name outside the experts.
+void find_module(std::string_view name, PlanKey& key) {
   const std::string_view leaf = last_component(name);
   std::string_view module = name;
   if (leaf.size() < name.size() && (leaf.starts_with("weight") || contains(kParameters, leaf))) {
@@ -93,6 +105,7 @@ void parse_group(std::string_view name, PlanKey& key) {
     }
   }
   key.head = module;
+  key.module = std::min(key.module, module.size());
   const std::string_view last = last_component(module);
   for (const Fusion& fusion : kFusions) {
     if (last == fusion.module) {
@@ -103,23 +116,12 @@ void parse_group(std::string_view name, PlanKey& key) {
   }
 }
 
-// Sets section, stack, layer and module from the group's name, so that they are equal in a group.
-void place(PlanKey& key) {
-  bool behind = false;
-  for (std::size_t begin = 0; begin < key.head.size();) {
-    const std::size_t end = std::min(key.head.find('.', begin), key.head.size());
-    const std::string_view component = key.head.substr(begin, end - begin);
-    if (const auto number = component_number(component)) {
-      key.section = PlanSection::kLayers;
-      key.stack = key.head.substr(0, begin);
-      key.layer = *number;
-      key.module = std::min(end + 1, key.head.size());
-      return;
-    }
-    behind = behind || contains(kBehindLayers, component);
-    begin = end + 1;
+PlanSection section_without_layers(std::string_view head) {
+  for (std::size_t begin = 0, end; begin < head.size(); begin = end + 1) {
+    end = component_end(head, begin);
+    if (contains(kBehindLayers, head.substr(begin, end - begin))) return PlanSection::kBehindLayers;
   }
-  key.section = behind ? PlanSection::kBehindLayers : PlanSection::kBeforeLayers;
+  return PlanSection::kBeforeLayers;
 }
 
 // Absent < number < text.
@@ -136,7 +138,8 @@ std::strong_ordering compare_components(std::optional<std::string_view> a,
 }  // namespace
 
 std::optional<std::uint32_t> component_number(std::string_view component) {
-  if (component.empty() || component.size() > 9) return std::nullopt;
+  if (component.empty() || component[0] < '0' || component[0] > '9') return std::nullopt;
+  if (component.size() > 9) return std::nullopt;
   if (component[0] == '0' && component.size() > 1) return std::nullopt;
   std::uint32_t value = 0;
   for (const char c : component) {
@@ -164,23 +167,23 @@ std::optional<std::string_view> PlanKeyComponents::next() {
 
 PlanKey parse_plan_key(std::string_view tensor_name) {
   PlanKey key;
-  parse_group(tensor_name, key);
-  place(key);
+  find_numbers(tensor_name, key);
+  if (key.head.empty()) find_module(tensor_name, key);
+  if (key.section != PlanSection::kLayers) key.section = section_without_layers(key.head);
   return key;
 }
 
-bool group_order_less(const PlanKey& a, const PlanKey& b) {
-  if (a.section != b.section) return a.section < b.section;
-  if (a.stack != b.stack) return a.stack < b.stack;
-  if (a.layer != b.layer) return a.layer < b.layer;
+std::strong_ordering compare_groups(const PlanKey& a, const PlanKey& b) {
+  if (const auto order = a.section <=> b.section; order != 0) return order;
+  if (const auto order = a.stack <=> b.stack; order != 0) return order;
+  if (const auto order = a.layer <=> b.layer; order != 0) return order;
   PlanKeyComponents a_components(a);
   PlanKeyComponents b_components(b);
   while (true) {
     const auto a_next = a_components.next();
     const auto b_next = b_components.next();
-    const auto order = compare_components(a_next, b_next);
-    if (order != 0) return order < 0;
-    if (!a_next) return false;
+    if (const auto order = compare_components(a_next, b_next); order != 0) return order;
+    if (!a_next) return a.head.size() <=> b.head.size();
   }
 }
 

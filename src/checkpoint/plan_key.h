@@ -1,6 +1,8 @@
 // A tensor's name taken apart for plan order: where it stands in the model, and its group.
 #pragma once
 
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -11,8 +13,9 @@ enum class PlanSection : std::uint8_t { kBeforeLayers = 0, kLayers = 1, kBehindL
 
 /// Refers to the text of the name that it was parsed from.
 struct PlanKey {
-  /// The group's name is `head` followed by `tail`. `tail` is empty or the name of what an engine
-  /// makes of several modules, and `head` ends with the dot before it.
+  /// The group's name is `head`, which begins the tensor's name, followed by `tail`. `tail` is
+  /// empty or the name of what an engine makes of several modules, and `head` ends with the dot
+  /// before it.
   std::string_view head;
   std::string_view tail;
   PlanSection section = PlanSection::kBeforeLayers;
@@ -42,8 +45,9 @@ class PlanKeyComponents {
   bool head_is_over_ = false;
 };
 
-/// Strict weak ordering of groups: section, stack, layer number, then component by component, a
-/// number before a text and before a longer name.
-bool group_order_less(const PlanKey& a, const PlanKey& b);
+/// Order of groups: section, stack, layer number, then component by component, what has ended
+/// before a number before a text. Groups that are equal so far (a dot too many at the end) by
+/// length of `head`: equal keys are then equal groups.
+std::strong_ordering compare_groups(const PlanKey& a, const PlanKey& b);
 
 }  // namespace ckpt

@@ -1,6 +1,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/strings.h"
 #include "checkpoint/metas.h"
 #include "checkpoint/name_index.h"
 #include "checkpoint/order.h"
@@ -83,6 +84,32 @@ Layout Layout::make(std::vector<TensorInfo> tensors) {
   }
   layout.tensors = std::move(tensors);
   return layout;
+}
+
+Status check_unique_names(const Layout& layout) {
+  NameIndex names(layout.tensors.size());
+  for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
+    const std::string& name = layout.tensors[i].name;
+    if (!names.insert(name, layout.name_hashes[i]).second) {
+      return invalid_argument(concat("a layout has tensor ", quoted(name), " twice"));
+    }
+  }
+  return Status::ok();
+}
+
+Status check_pool_regions(std::span<const PoolRegion> regions) {
+  std::uint64_t end = 0;
+  for (const PoolRegion& region : regions) {
+    if (region.pool_offset < end) {
+      return invalid_argument(concat("the pool region at ", region.pool_offset,
+                                     " begins before the one before it ends at ", end));
+    }
+    if (__builtin_add_overflow(region.pool_offset, region.bytes, &end)) {
+      return invalid_argument(concat("the pool region at ", region.pool_offset, " of ",
+                                     region.bytes, " bytes ends beyond 64 bits"));
+    }
+  }
+  return Status::ok();
 }
 
 }  // namespace ckpt

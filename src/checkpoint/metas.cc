@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/strings.h"
-#include "checkpoint/name_index.h"
 #include "metas_generated.h"
 
 namespace ckpt {
@@ -100,6 +99,24 @@ Result<TensorInfo> decode_kind(const fb::Kind& kind) {
 
 Status damaged(std::string_view what) { return protocol_error(concat("damaged metas: ", what)); }
 
+Result<std::vector<PoolRegion>> decode_pool_regions(const fb::InstanceData& table) {
+  const auto offsets = items(table.pool_region_offsets());
+  const auto bytes = items(table.pool_region_bytes());
+  const auto ids = items(table.pool_region_ids());
+  if (offsets.size() != bytes.size() || offsets.size() != ids.size()) {
+    return damaged(concat("rank ", table.rank(), " sent pool regions of ", offsets.size(), ", ",
+                          bytes.size(), " and ", ids.size(), " entries"));
+  }
+  std::vector<PoolRegion> regions;
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    regions.push_back({offsets[i], bytes[i], ids[i]});
+  }
+  if (const Status status = check_pool_regions(regions); !status) {
+    return damaged(concat("rank ", table.rank(), ": ", status.message()));
+  }
+  return regions;
+}
+
 }  // namespace
 
 std::vector<std::byte> encode_layout(const Layout& layout) {
@@ -172,12 +189,8 @@ Result<Layout> decode_layout(std::span<const std::byte> bytes) {
   }
   if (!text.empty()) return damaged("a layout with more text than names");
   Layout layout = Layout::make(std::move(tensors));
-  NameIndex names(layout.tensors.size());
-  for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
-    const std::string& name = layout.tensors[i].name;
-    if (!names.insert(name, layout.name_hashes[i]).second) {
-      return protocol_error(concat("a layout has tensor ", quoted(name), " twice"));
-    }
+  if (const Status names = check_unique_names(layout); !names) {
+    return damaged(names.message());
   }
   return layout;
 }
@@ -208,30 +221,6 @@ std::vector<std::byte> encode_instance_data(const InstanceData& data) {
   return finished(builder);
 }
 
-namespace {
-
-Result<std::vector<PoolRegion>> pool_regions(const fb::InstanceData& table) {
-  const auto offsets = items(table.pool_region_offsets());
-  const auto bytes = items(table.pool_region_bytes());
-  const auto ids = items(table.pool_region_ids());
-  if (offsets.size() != bytes.size() || offsets.size() != ids.size()) {
-    return damaged(concat("rank ", table.rank(), " sent pool regions of ", offsets.size(), ", ",
-                          bytes.size(), " and ", ids.size(), " entries"));
-  }
-  std::vector<PoolRegion> regions;
-  std::uint64_t end = 0;
-  for (std::size_t i = 0; i < offsets.size(); ++i) {
-    if (offsets[i] < end || bytes[i] > UINT64_MAX - offsets[i]) {
-      return damaged(concat("rank ", table.rank(), " sent pool regions that overlap"));
-    }
-    end = offsets[i] + bytes[i];
-    regions.push_back({offsets[i], bytes[i], ids[i]});
-  }
-  return regions;
-}
-
-}  // namespace
-
 Result<InstanceData> decode_instance_data(std::span<const std::byte> bytes) {
   std::vector<std::byte> storage;
   const auto* table = verified_root<fb::InstanceData>(aligned(bytes, storage), kInstanceIdentifier);
@@ -253,7 +242,7 @@ Result<InstanceData> decode_instance_data(std::span<const std::byte> bytes) {
   data.digests.assign(digests.begin(), digests.end());
   const auto descriptor = std::as_bytes(items(table->transport_descriptor()));
   data.transport_descriptor.assign(descriptor.begin(), descriptor.end());
-  CKPT_ASSIGN_OR_RETURN(data.pool_regions, pool_regions(*table));
+  CKPT_ASSIGN_OR_RETURN(data.pool_regions, decode_pool_regions(*table));
   return data;
 }
 

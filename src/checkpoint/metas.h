@@ -77,6 +77,11 @@ struct Metas {
   std::vector<RankMetas> ranks;
 };
 
+/// kInvalidArgument that names a tensor when its name is there twice.
+Status check_unique_names(const Layout& layout);
+/// kInvalidArgument unless the regions ascend without overlap and end within 64 bits.
+Status check_pool_regions(std::span<const PoolRegion> regions);
+
 /// A tensor with more dimensions is refused: torch knows no such thing.
 inline constexpr std::size_t kMaxDimensions = 64;
 

@@ -44,6 +44,9 @@ struct ReceiverOptions {
   bool verify = true;
   /// Must equal the job's secret where one is set.
   std::string secret;
+  /// A rank whose process does not answer for so long (stopped, not merely busy) is lost; a killed
+  /// one is noticed at once.
+  double heartbeat_timeout_seconds = 5;
 };
 
 struct ReceiveReport {
@@ -55,8 +58,10 @@ struct ReceiveReport {
 };
 
 /// Connects to `address` (what the rank gave to the engine for this worker, "ipc://@...v2.sock"),
-/// receives one whole update and returns when it is complete on every worker, or with the first
-/// cause when it failed anywhere; the weights are then incomplete until a later update succeeds.
+/// receives one whole update and returns when every worker of it has loaded everything and this
+/// one's Loader::finish has succeeded, or with the first cause when it failed anywhere (kPeerLost
+/// when the rank has gone); the weights are then incomplete until a later update succeeds. An
+/// address of another kind is kUnsupported: it belongs to the Python package's rank.
 /// Blocking; threads may run several calls for different addresses at once.
 Result<ReceiveReport> update_weights(const std::string& address, Loader& loader,
                                      const ReceiverOptions& options = {});

@@ -22,10 +22,13 @@ struct ChannelOptions {
   std::string job;
   int rank = 0;
   std::uint64_t epoch = 0;
-  std::string secret;  ///< empty: none; the native wire proves it without sending it
-  bool verify = true;  ///< native workers compare digests before they acknowledge
-  std::uint64_t total_tensors = 0;
+  std::string secret;               ///< empty: none; the native wire proves it without sending it
+  bool verify = true;               ///< native workers compare digests before they acknowledge
+  std::uint64_t total_tensors = 0;  ///< of one pass; a native worker refuses a release before them
   std::uint64_t total_bytes = 0;
+  /// A worker whose process does not answer for so long (stopped, not merely busy) is lost. A
+  /// closed connection and the end of its process are a loss at once.
+  double heartbeat_timeout_seconds = 5;
 };
 
 struct WorkerHello {
@@ -52,13 +55,14 @@ struct BucketAck {
   double load_seconds = 0;             ///< as the worker measured it; 0 on the stock wire
 };
 
-/// States, in order: bound -> connected -> ring open -> (announce/ack)* -> released -> finished ->
-/// (bound again for a further pass). Any of them -> closed. A call in the wrong state is
-/// kFailedPrecondition that names both.
+/// States, in order: bound -> connected -> ring open -> (announce/ack)* -> released -> (finish)
+/// bound again, for a further pass. A call in the wrong state is kFailedPrecondition that names
+/// both, and changes nothing. Any other error makes the channel failed: every later call returns
+/// that first cause; only abort() and the destructor are left.
 ///
 /// One thread uses a channel at a time. All waits end at the deadline, when `abort` is raised (its
 /// cause is returned), and when the worker is gone (kPeerLost) or reports an error (kPeerError with
-/// the worker's text).
+/// the worker's text; kDataLoss where it found a wrong digest).
 class WorkerChannel {
  public:
   /// Binds both endpoints; nobody has been told of them yet.
@@ -72,8 +76,8 @@ class WorkerChannel {
   /// Readable for poll(2) when something may have happened: a connection, an answer, a loss.
   virtual int poll_fd() const = 0;
 
-  /// Waits for a worker. The first that connects decides the wire of this pass; a second one is
-  /// refused.
+  /// Waits for a worker. The first that connects decides the wire of this pass. A second one is
+  /// refused on the native wire and waits on the stock wire, until a further pass or abort().
   virtual Result<WorkerHello> accept(Deadline deadline, AbortSignal& abort) = 0;
   /// True when a worker has connected since finish(): a further pass begins with accept(). Does not
   /// wait.
@@ -93,10 +97,14 @@ class WorkerChannel {
   /// The worker runs what it does after loading; returns when it has succeeded.
   virtual Status finish(Deadline deadline, AbortSignal& abort) = 0;
 
-  /// Tells the worker that the update is over, with the cause, so that its engine's call fails.
-  /// Never waits: a stock worker that owes an answer can only be told when it has given it; Closer
-  /// (closer.h) then owns the channel until `deadline`.
-  static void abort(std::unique_ptr<WorkerChannel> channel, const Status& cause, Deadline deadline);
+  /// Tells the worker that the update has failed, with the cause, so that its engine's call fails.
+  /// Never waits: a worker may be busy loading, and a stock one can only be told when it has given
+  /// the answer it owes. A closer (closer.h) owns the channel until the worker has gone, or
+  /// `deadline` passes; then it cuts the connection. It keeps `ring` until the worker can no longer
+  /// be reading it. A worker that connects within 5 s afterwards is told too. Where no engine was
+  /// called yet, destroying the channel is enough.
+  static void abort(std::unique_ptr<WorkerChannel> channel, const Status& cause, Deadline deadline,
+                    std::shared_ptr<void> ring = nullptr);
 };
 
 }  // namespace ckpt

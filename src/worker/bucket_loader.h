@@ -1,0 +1,22 @@
+// Takes one announced bucket: checks it, copies and verifies its tensors, hands the rest to the
+// engine.
+#pragma once
+
+#include "base/deadline.h"
+#include "checkpoint_engine/receiver.h"
+#include "checkpoint_engine/status.h"
+#include "worker/native_messages.h"
+#include "worker/ring_mapping.h"
+
+namespace ckpt {
+
+/// Ok when every entry lies in a ring of `ring_bytes` bytes, at a multiple of 256, and is a whole
+/// tensor.
+Status check_bucket(const native::Bucket& bucket, std::uint64_t ring_bytes);
+
+/// Everything in `bucket` is loaded, and verified when `verify`, on return. kDataLoss names the
+/// first tensor whose bytes are not the announced ones: its destination holds the wrong bytes then.
+Result<BucketAck> load_bucket(const native::Bucket& bucket, RingMapping& ring, Loader& loader,
+                              bool verify, Deadline deadline);
+
+}  // namespace ckpt

@@ -18,6 +18,10 @@ elseif(CKPT_SANITIZE STREQUAL "thread")
   target_link_options(ckpt_options INTERFACE -fsanitize=thread)
 endif()
 
+if(CKPT_BUILD_FUZZ)
+  target_compile_options(ckpt_options INTERFACE -fsanitize=fuzzer-no-link)  # coverage, without a main()
+endif()
+
 function(ckpt_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_LIBS" ${ARGN})
   set(target ckpt_${name})

@@ -189,10 +189,11 @@ Status check_names(const std::vector<SafetensorsEntry>& tensors) {
 Status sort_and_check_spans(std::vector<SafetensorsEntry>& tensors, std::uint64_t data_bytes) {
   const auto before = [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     if (a.begin != b.begin) return a.begin < b.begin;
-    return a.info.bytes == 0 && b.info.bytes != 0;
+    const bool a_empty = a.info.bytes == 0, b_empty = b.info.bytes == 0;
+    return a_empty && b_empty ? a.info.name < b.info.name : a_empty && !b_empty;
   };
   if (!std::is_sorted(tensors.begin(), tensors.end(), before)) {
-    std::stable_sort(tensors.begin(), tensors.end(), before);
+    std::sort(tensors.begin(), tensors.end(), before);
   }
   std::uint64_t expected = 0;
   for (const SafetensorsEntry& entry : tensors) {

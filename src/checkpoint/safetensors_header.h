@@ -34,7 +34,7 @@ struct SafetensorsEntry {
 
 struct SafetensorsHeader {
   /// By offset, without gap or overlap from 0 to data_bytes. Names are unique. Empty tensors stand
-  /// before the tensor at their offset, among themselves in the order of the JSON.
+  /// before the tensor at their offset, among themselves by name.
   std::vector<SafetensorsEntry> tensors;
   std::map<std::string, std::string> metadata;  ///< of `__metadata__`
   std::uint64_t data_start = 0;                 ///< file offset of the data section; may be odd

@@ -172,8 +172,14 @@ TEST(SafetensorsHeader, RoundTrips) {
     ASSERT_TRUE(header.is_ok()) << header.status().to_string();
     EXPECT_EQ(header->data_start, text->size());
     EXPECT_EQ(header->metadata, metadata);
-    ASSERT_EQ(header->tensors.size(), tensors.size());
-    for (std::size_t i = 0; i < tensors.size(); ++i) EXPECT_EQ(header->tensors[i].info, tensors[i]);
+    // Empty tensors at one offset may change places, the others may not.
+    std::vector<TensorInfo> read;
+    for (const auto& entry : header->tensors) read.push_back(entry.info);
+    EXPECT_THAT(read, testing::UnorderedElementsAreArray(tensors));
+    const auto is_empty = [](const TensorInfo& tensor) { return tensor.bytes == 0; };
+    std::erase_if(read, is_empty);
+    std::erase_if(tensors, is_empty);
+    EXPECT_EQ(read, tensors);
   }
 }
 

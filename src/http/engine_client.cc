@@ -26,6 +26,14 @@ std::string dump(const json& body) {
   return body.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
+/// 200, or 503 of a receiver of ours whose weights are incomplete: an update is what it waits for.
+bool accepts_update(const HttpResponse& response) {
+  if (response.status == 200) return true;
+  if (response.status != 503) return false;
+  const json body = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
+  return body.is_object() && body.value("accepts_update", json()) == true;
+}
+
 }  // namespace
 
 EngineClient::EngineClient(EngineKind kind, Endpoint endpoint, std::string bearer_token)
@@ -47,7 +55,7 @@ Status EngineClient::wait_ready(Deadline deadline, const AbortSignal& abort) con
   for (;;) {
     const Deadline answer = Deadline::after(kReadyAnswer).earlier(deadline);
     const auto response = http_request(endpoint_, request, answer, abort);
-    if (response && response->status == 200) return Status::ok();
+    if (response && accepts_update(*response)) return Status::ok();
     if (abort.raised()) return abort.cause();
     Status now = response ? check_answer(kind_, endpoint_, request, *response) : response.status();
     if (now) now = protocol_error(concat("HTTP ", response->status, " instead of 200"));

@@ -34,7 +34,9 @@ class EngineClient {
   const Endpoint& endpoint() const { return endpoint_; }
 
   /// Asks GET /health (vLLM) or /ping (SGLang) until the answer is 200, also while nobody listens
-  /// yet: engines take minutes to start. At the deadline the error is the last answer's.
+  /// yet: engines take minutes to start. A 503 whose JSON says `"accepts_update": true` will do: a
+  /// receiver that has no weights yet is not healthy, but ready for them. At the deadline the error
+  /// is the last answer's.
   Status wait_ready(Deadline deadline, const AbortSignal& abort) const;
 
   /// Tells the engine to take its weights from `addresses` (worker key -> address), and returns

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <span>
 
+#include "checkpoint/digest_arithmetic.h"
+
 namespace ckpt {
 
-/// (i + 1) times this is mixed into word i.
-inline constexpr std::uint64_t kDigestStep = 0x9E3779B97F4A7C15;
 /// Kernels take whole lines.
 inline constexpr std::size_t kDigestLine = 64;
 
@@ -26,11 +26,5 @@ struct DigestPath {
 
 /// Those that this processor can run, the fastest first; at least one. Any thread.
 std::span<const DigestPath> digest_paths();
-
-/// mix() of design section 8: one term of the sum.
-inline std::uint64_t digest_term(std::uint64_t word, std::uint64_t index) {
-  const std::uint64_t x = word ^ (index + 1) * kDigestStep;
-  return (x & 0xFFFFFFFF) * (x >> 32) + (x << 32 | x >> 32);
-}
 
 }  // namespace ckpt

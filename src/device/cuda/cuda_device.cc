@@ -1,0 +1,229 @@
+// A GPU as a device: plain cudaMalloc, CUDA IPC, registered host memory.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "base/strings.h"
+#include "device/cuda/cuda_stream.h"
+#include "device/cuda/gpu.h"
+#include "device/device.h"
+
+namespace ckpt {
+namespace {
+
+// A smaller cudaMalloc shares its block with others of this process, and an IPC handle opens whole
+// blocks.
+constexpr std::uint64_t kBlockBytes = 2 << 20;
+
+class OwnedBuffer final : public DeviceBuffer {
+ public:
+  OwnedBuffer(std::shared_ptr<const Gpu> gpu, void* data, std::uint64_t bytes,
+              const cudaIpcMemHandle_t& ipc)
+      : gpu_(std::move(gpu)), data_(static_cast<std::byte*>(data)), bytes_(bytes), ipc_(ipc) {}
+  ~OwnedBuffer() override {
+    const GpuScope scope(*gpu_);
+    ::cudaFree(data_);
+  }
+
+  std::byte* data() const override { return data_; }
+  std::uint64_t size() const override { return bytes_; }
+  BufferHandle handle() const override {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&ipc_);
+    return {.kind = DeviceKind::kCuda,
+            .bytes = bytes_,
+            .ipc = std::vector<std::byte>(bytes, bytes + sizeof(ipc_)),
+            .device_uuid = gpu_->uuid};
+  }
+  // CUDA cannot take a handle back while the memory lives; it reaches processes of the same user
+  // only.
+  void close_to_others() override {}
+
+ private:
+  const std::shared_ptr<const Gpu> gpu_;
+  std::byte* const data_;
+  const std::uint64_t bytes_;
+  const cudaIpcMemHandle_t ipc_;
+};
+
+class OpenedBuffer final : public DeviceBuffer {
+ public:
+  OpenedBuffer(std::shared_ptr<const Gpu> gpu, void* data, BufferHandle handle)
+      : gpu_(std::move(gpu)), data_(static_cast<std::byte*>(data)), handle_(std::move(handle)) {}
+  ~OpenedBuffer() override {
+    const GpuScope scope(*gpu_);
+    ::cudaIpcCloseMemHandle(data_);
+  }
+
+  std::byte* data() const override { return data_; }
+  std::uint64_t size() const override { return handle_.bytes; }
+  BufferHandle handle() const override { return handle_; }
+  void close_to_others() override {}
+
+ private:
+  const std::shared_ptr<const Gpu> gpu_;  // on which it was opened, not where it lies
+  std::byte* const data_;
+  const BufferHandle handle_;
+};
+
+class RegisteredRange final : public PinnedRange {
+ public:
+  RegisteredRange(std::shared_ptr<const Gpu> gpu, std::byte* data)
+      : gpu_(std::move(gpu)), data_(data) {}
+  ~RegisteredRange() override {
+    const GpuScope scope(*gpu_);
+    ::cudaHostUnregister(data_);
+  }
+
+ private:
+  const std::shared_ptr<const Gpu> gpu_;
+  std::byte* const data_;
+};
+
+std::string format_uuid(const cudaUUID_t& uuid) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text = "GPU-";
+  for (std::size_t i = 0; i < sizeof(uuid.bytes); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    const auto byte = static_cast<unsigned char>(uuid.bytes[i]);
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+int numa_node_of(int ordinal) {
+  char address[32] = {};
+  if (::cudaDeviceGetPCIBusId(address, sizeof(address), ordinal) != cudaSuccess) return -1;
+  std::transform(address, address + std::strlen(address), address,
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::ifstream file(
+      concat("/sys/bus/pci/devices/", static_cast<const char*>(address), "/numa_node"));
+  int node = -1;
+  return file >> node ? node : -1;
+}
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(Gpu gpu)
+      : gpu_(std::make_shared<const Gpu>(std::move(gpu))),
+        numa_node_(numa_node_of(gpu_->ordinal)) {}
+
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  std::string uuid() const override { return gpu_->uuid; }
+  std::string name() const override { return gpu_->name; }
+  int numa_node() const override { return numa_node_; }
+
+  Result<DeviceMemory> memory() override {
+    const GpuScope scope(*gpu_);
+    std::size_t free = 0, total = 0;
+    CKPT_RETURN_IF_ERROR(cuda_status(::cudaMemGetInfo(&free, &total), "cudaMemGetInfo", *gpu_));
+    return DeviceMemory{.free_bytes = free, .total_bytes = total};
+  }
+
+  Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,
+                                                 const std::string& name) override;
+  Result<std::unique_ptr<DeviceBuffer>> open(const BufferHandle& handle) override;
+  Result<std::unique_ptr<CopyStream>> make_stream() override { return CudaStream::create(gpu_); }
+  Result<std::unique_ptr<PinnedRange>> pin(std::byte* data, std::uint64_t bytes) override;
+
+ private:
+  const std::shared_ptr<const Gpu> gpu_;
+  const int numa_node_;
+};
+
+Result<std::unique_ptr<DeviceBuffer>> CudaDevice::allocate(std::uint64_t bytes,
+                                                           const std::string& name) {
+  if (bytes == 0) return invalid_argument(concat("device memory ", name, " of 0 bytes"));
+  const GpuScope scope(*gpu_);
+  void* data = nullptr;
+  const std::uint64_t blocks = bytes / kBlockBytes + (bytes % kBlockBytes != 0);
+  CKPT_RETURN_IF_ERROR(cuda_status(::cudaMalloc(&data, blocks * kBlockBytes),
+                                   concat("allocating ", format_bytes(bytes), " for ", name),
+                                   *gpu_));
+  cudaIpcMemHandle_t ipc;
+  const Status exported = cuda_status(::cudaIpcGetMemHandle(&ipc, data),
+                                      concat("exporting ", name, " to other processes"), *gpu_);
+  if (!exported.is_ok()) {
+    ::cudaFree(data);
+    return exported;
+  }
+  return std::unique_ptr<DeviceBuffer>(new OwnedBuffer(gpu_, data, bytes, ipc));
+}
+
+Result<std::unique_ptr<DeviceBuffer>> CudaDevice::open(const BufferHandle& handle) {
+  if (handle.kind != DeviceKind::kCuda) {
+    return invalid_argument(concat("the buffer ", quoted(handle.shared_memory),
+                                   " lies in CPU memory, which device cuda does not open; use "
+                                   "--device cuda on both sides"));
+  }
+  cudaIpcMemHandle_t ipc;
+  if (handle.ipc.size() != sizeof(ipc)) {
+    return protocol_error(
+        concat("a CUDA IPC handle has ", sizeof(ipc), " bytes, not ", handle.ipc.size()));
+  }
+  std::memcpy(&ipc, handle.ipc.data(), sizeof(ipc));
+  const GpuScope scope(*gpu_);
+  void* data = nullptr;
+  // The flag lets this GPU reach the memory of a neighbour.
+  const cudaError_t error = ::cudaIpcOpenMemHandle(&data, ipc, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) {
+    return unavailable(
+               cuda_status(
+                   error, concat("opening memory that another process has on ", handle.device_uuid),
+                   *gpu_)
+                   .message())
+        .with_context(
+            "CUDA IPC needs a living owner on this host, in the same container and of "
+            "the same user, and never this process itself");
+  }
+  return std::unique_ptr<DeviceBuffer>(new OpenedBuffer(gpu_, data, handle));
+}
+
+Result<std::unique_ptr<PinnedRange>> CudaDevice::pin(std::byte* data, std::uint64_t bytes) {
+  if (bytes == 0) return std::make_unique<PinnedRange>();
+  const GpuScope scope(*gpu_);
+  CKPT_RETURN_IF_ERROR(cuda_status(::cudaHostRegister(data, bytes, cudaHostRegisterPortable),
+                                   concat("pinning ", format_bytes(bytes), " of host memory"),
+                                   *gpu_));
+  return std::unique_ptr<PinnedRange>(new RegisteredRange(gpu_, data));
+}
+
+}  // namespace
+
+int cuda_device_count() {
+  int count = 0;
+  if (::cudaGetDeviceCount(&count) == cudaSuccess) return count;
+  ::cudaGetLastError();
+  return 0;
+}
+
+Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
+  Gpu gpu{.ordinal = ordinal, .uuid = "no GPU yet", .name = "CUDA"};
+  int count = 0;
+  if (const cudaError_t error = ::cudaGetDeviceCount(&count); error != cudaSuccess) {
+    ::cudaGetLastError();
+    return unavailable(concat("no usable CUDA driver: ", ::cudaGetErrorString(error),
+                              "; install the NVIDIA driver or use --device host"));
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return not_found(concat("no GPU ", ordinal, ": this process sees ", count,
+                            " (CUDA_VISIBLE_DEVICES decides which)"));
+  }
+  cudaDeviceProp properties{};
+  CKPT_RETURN_IF_ERROR(
+      cuda_status(::cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties", gpu));
+  gpu.uuid = format_uuid(properties.uuid);
+  gpu.name = properties.name;
+  {
+    const GpuScope scope(gpu);
+    // Makes the context now, so that a GPU that is in exclusive use is refused here.
+    CKPT_RETURN_IF_ERROR(cuda_status(::cudaFree(nullptr), "creating a CUDA context", gpu));
+  }
+  return std::shared_ptr<Device>(std::make_shared<CudaDevice>(std::move(gpu)));
+}
+
+}  // namespace ckpt

@@ -35,6 +35,7 @@ void stream_lines(std::byte* to, const std::byte* from, std::size_t bytes) {
 }  // namespace
 
 void bulk_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes == 0) return;  // null is allowed here, but not for memcpy
   if (bytes < kStreamFrom) {
     std::memcpy(to, from, bytes);
     return;
@@ -47,7 +48,7 @@ void bulk_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 }
 #else
 void bulk_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  std::memcpy(to, from, bytes);
+  if (bytes != 0) std::memcpy(to, from, bytes);
 }
 #endif
 

@@ -8,13 +8,13 @@
 namespace ckpt {
 namespace {
 
-flatbuffers::Offset<fbs::Handle> build(flatbuffers::FlatBufferBuilder& builder,
+flatbuffers::Offset<fb::Handle> build(flatbuffers::FlatBufferBuilder& builder,
                                        const BufferHandle& handle) {
   const auto shared_memory = builder.CreateString(handle.shared_memory);
   const auto ipc = builder.CreateVector(reinterpret_cast<const std::uint8_t*>(handle.ipc.data()),
                                         handle.ipc.size());
   const auto uuid = builder.CreateString(handle.device_uuid);
-  return fbs::CreateHandle(builder, static_cast<std::uint8_t>(handle.kind), handle.bytes,
+  return fb::CreateHandle(builder, static_cast<std::uint8_t>(handle.kind), handle.bytes,
                            shared_memory, ipc, uuid);
 }
 
@@ -44,7 +44,7 @@ std::vector<std::byte> blob(const flatbuffers::Vector<std::uint8_t>* vector) {
   return {data, data + vector->size()};
 }
 
-BufferHandle handle(const fbs::Handle* table) {
+BufferHandle handle(const fb::Handle* table) {
   if (table == nullptr) return {};
   return {static_cast<DeviceKind>(table->kind()), table->bytes(), text(table->shared_memory()),
           blob(table->ipc()), text(table->device_uuid())};
@@ -56,7 +56,7 @@ std::vector<std::byte> encode(const PassOffer& offer) {
   flatbuffers::FlatBufferBuilder builder;
   const auto host_id = builder.CreateString(offer.host_id);
   const auto uuid = builder.CreateString(offer.device_uuid);
-  builder.Finish(fbs::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
+  builder.Finish(fb::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
                                   uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
                                   offer.chunk_bytes, offer.catalog_fingerprint, offer.verify));
   return finished(builder);
@@ -71,13 +71,13 @@ std::vector<std::byte> encode(const PassReady& ready) {
   const auto descriptor =
       builder.CreateVector(reinterpret_cast<const std::uint8_t*>(ready.transport_descriptor.data()),
                            ready.transport_descriptor.size());
-  builder.Finish(fbs::CreateReady(builder, ready.plan_fingerprint, address, ring, fill, receive,
+  builder.Finish(fb::CreateReady(builder, ready.plan_fingerprint, address, ring, fill, receive,
                                   descriptor, ready.ring_region));
   return finished(builder);
 }
 
 Result<PassOffer> decode_pass_offer(std::span<const std::byte> bytes) {
-  CKPT_ASSIGN_OR_RETURN(const fbs::Offer* table, verified_root<fbs::Offer>(bytes, "offer"));
+  CKPT_ASSIGN_OR_RETURN(const fb::Offer* table, verified_root<fb::Offer>(bytes, "offer"));
   return PassOffer{text(table->host_id()),
                    static_cast<DeviceKind>(table->device_kind()),
                    text(table->device_uuid()),
@@ -90,7 +90,7 @@ Result<PassOffer> decode_pass_offer(std::span<const std::byte> bytes) {
 }
 
 Result<PassReady> decode_pass_ready(std::span<const std::byte> bytes) {
-  CKPT_ASSIGN_OR_RETURN(const fbs::Ready* table, verified_root<fbs::Ready>(bytes, "readiness"));
+  CKPT_ASSIGN_OR_RETURN(const fb::Ready* table, verified_root<fb::Ready>(bytes, "readiness"));
   return PassReady{table->plan_fingerprint(),
                    text(table->address()),
                    handle(table->ring()),

@@ -102,6 +102,20 @@ TEST(SharedMemory, IsSharedReservedAndRefusesTwice) {
   EXPECT_EQ(SharedMemory::open(name).status().code(), StatusCode::kNotFound);
 }
 
+TEST(SharedMemory, OnlyAbandonedObjectsAreRemoved) {
+  const std::string prefix = concat("ckpt-test-abandoned-", ::getpid(), "-");
+  auto held = SharedMemory::create(prefix + "held", 4096);
+  ASSERT_TRUE(held.is_ok());
+  {
+    auto left = SharedMemory::create(prefix + "left", 4096);
+    ASSERT_TRUE(left.is_ok());
+  }
+  EXPECT_EQ(SharedMemory::remove_abandoned(prefix), 1);
+  EXPECT_EQ(SharedMemory::open(prefix + "left").status().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(SharedMemory::open(prefix + "held").is_ok());
+  SharedMemory::unlink(prefix + "held");
+}
+
 TEST(ThreadPool, RunsEveryIndexOnceAndStopsAtTheFirstError) {
   ThreadPool pool(4);
   for (int round = 0; round < 50; ++round) {

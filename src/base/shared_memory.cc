@@ -1,6 +1,7 @@
 #include "base/shared_memory.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -9,8 +10,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <utility>
+#include <vector>
 
 #include "base/strings.h"
 
@@ -34,11 +37,13 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : name_(std::move(other.name_)),
+      fd_(std::move(other.fd_)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(name_, other.name_);
+  std::swap(fd_, other.fd_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
@@ -53,6 +58,7 @@ Result<SharedMemory> SharedMemory::create(const std::string& name, std::uint64_t
   UniqueFd fd(::shm_open(("/" + name).c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (!fd && errno == EEXIST) return already_exists(concat("/dev/shm/", name, " exists already"));
   if (!fd) return errno_error(concat("shm_open of ", name), errno);
+  ::flock(fd.get(), LOCK_SH);
   int error;
   do {
     error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
@@ -73,6 +79,7 @@ Result<SharedMemory> SharedMemory::create(const std::string& name, std::uint64_t
     return data.status();
   }
   memory.data_ = *data;
+  memory.fd_ = std::move(fd);
   memory.size_ = bytes;
   return memory;
 }
@@ -81,6 +88,7 @@ Result<SharedMemory> SharedMemory::open(const std::string& name) {
   UniqueFd fd(::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0));
   if (!fd && errno == ENOENT) return not_found(concat("no shared memory ", name, " in /dev/shm"));
   if (!fd) return errno_error(concat("shm_open of ", name), errno);
+  ::flock(fd.get(), LOCK_SH);
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return errno_error(concat("fstat of ", name), errno);
   if (info.st_uid != ::geteuid()) {
@@ -92,11 +100,31 @@ Result<SharedMemory> SharedMemory::open(const std::string& name) {
   memory.name_ = name;
   CKPT_ASSIGN_OR_RETURN(memory.data_,
                         map_whole(fd.get(), static_cast<std::uint64_t>(info.st_size), name));
+  memory.fd_ = std::move(fd);
   memory.size_ = static_cast<std::uint64_t>(info.st_size);
   return memory;
 }
 
 void SharedMemory::unlink(const std::string& name) { ::shm_unlink(("/" + name).c_str()); }
+
+int SharedMemory::remove_abandoned(const std::string& prefix) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(prefix)) names.push_back(name);
+  }
+  int removed = 0;
+  for (const std::string& name : names) {
+    const UniqueFd fd(::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0));
+    struct stat info {};
+    if (!fd || ::fstat(fd.get(), &info) != 0 || info.st_uid != ::geteuid()) continue;
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    unlink(name);
+    ++removed;
+  }
+  return removed;
+}
 
 Result<std::uint64_t> free_shared_memory() {
   struct statvfs info {};

@@ -36,9 +36,14 @@ class SharedMemory {
   std::string path() const { return "/dev/shm/" + name_; }
   /// Removes the name; mappings stay valid. Removing a name that is gone is fine.
   static void unlink(const std::string& name);
+  /// Removes every object of this user whose name begins with `prefix` and that no living process
+  /// has mapped through this class: what killed processes left behind. Returns how many.
+  static int remove_abandoned(const std::string& prefix);
 
  private:
   std::string name_;
+  // Held open with a shared lock, by which remove_abandoned() knows that somebody lives.
+  UniqueFd fd_;
   std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
 };

@@ -9,13 +9,13 @@ namespace ckpt {
 namespace {
 
 flatbuffers::Offset<fb::Handle> build(flatbuffers::FlatBufferBuilder& builder,
-                                       const BufferHandle& handle) {
+                                      const BufferHandle& handle) {
   const auto shared_memory = builder.CreateString(handle.shared_memory);
   const auto ipc = builder.CreateVector(reinterpret_cast<const std::uint8_t*>(handle.ipc.data()),
                                         handle.ipc.size());
   const auto uuid = builder.CreateString(handle.device_uuid);
   return fb::CreateHandle(builder, static_cast<std::uint8_t>(handle.kind), handle.bytes,
-                           shared_memory, ipc, uuid);
+                          shared_memory, ipc, uuid);
 }
 
 std::vector<std::byte> finished(flatbuffers::FlatBufferBuilder& builder) {
@@ -57,22 +57,23 @@ std::vector<std::byte> encode(const PassOffer& offer) {
   const auto host_id = builder.CreateString(offer.host_id);
   const auto uuid = builder.CreateString(offer.device_uuid);
   builder.Finish(fb::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
-                                  uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
-                                  offer.chunk_bytes, offer.catalog_fingerprint, offer.verify));
+                                 uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
+                                 offer.chunk_bytes, offer.catalog_fingerprint, offer.verify));
   return finished(builder);
 }
 
 std::vector<std::byte> encode(const PassReady& ready) {
   flatbuffers::FlatBufferBuilder builder;
   const auto address = builder.CreateString(ready.address);
+  const auto progress = builder.CreateString(ready.progress);
   const auto ring = build(builder, ready.ring);
   const auto fill = build(builder, ready.fill_staging);
   const auto receive = build(builder, ready.receive_staging);
   const auto descriptor =
       builder.CreateVector(reinterpret_cast<const std::uint8_t*>(ready.transport_descriptor.data()),
                            ready.transport_descriptor.size());
-  builder.Finish(fb::CreateReady(builder, ready.plan_fingerprint, address, ring, fill, receive,
-                                  descriptor, ready.ring_region));
+  builder.Finish(fb::CreateReady(builder, ready.plan_fingerprint, address, progress, ring, fill,
+                                 receive, descriptor, ready.ring_region));
   return finished(builder);
 }
 
@@ -93,6 +94,7 @@ Result<PassReady> decode_pass_ready(std::span<const std::byte> bytes) {
   CKPT_ASSIGN_OR_RETURN(const fb::Ready* table, verified_root<fb::Ready>(bytes, "readiness"));
   return PassReady{table->plan_fingerprint(),
                    text(table->address()),
+                   text(table->progress()),
                    handle(table->ring()),
                    handle(table->fill_staging()),
                    handle(table->receive_staging()),

@@ -32,6 +32,7 @@ struct PassOffer {
 struct PassReady {
   std::uint64_t plan_fingerprint = 0;
   std::string address;
+  std::string progress;          ///< name of the host's progress board; empty: none
   BufferHandle ring;             ///< bytes == 0: none (a rank that uses the ring of another)
   BufferHandle fill_staging;     ///< bytes == 0: none
   BufferHandle receive_staging;  ///< bytes == 0: none

@@ -1,0 +1,409 @@
+#include "parameter_server/pass.h"
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+
+#include "base/log.h"
+#include "base/strings.h"
+#include "collective/chain/chain_spread.h"
+#include "parameter_server/catalog_fingerprint.h"
+
+namespace ckpt {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Dense numbers for host ids, in order of the lowest rank on each. `id_of(rank)` for every rank of
+/// the job.
+template <typename IdOf>
+std::vector<int> number_hosts(int world_size, IdOf id_of) {
+  std::map<std::string, int> numbers;
+  std::vector<int> hosts;
+  for (int rank = 0; rank < world_size; ++rank) {
+    hosts.push_back(numbers.emplace(id_of(rank), static_cast<int>(numbers.size())).first->second);
+  }
+  return hosts;
+}
+
+std::vector<PlanRank> plan_ranks(const std::vector<int>& hosts,
+                                 const std::vector<int>& recipients) {
+  std::vector<PlanRank> ranks(hosts.size());
+  for (std::size_t i = 0; i < hosts.size(); ++i) ranks[i].host = hosts[i];
+  for (const int rank : recipients) ranks[static_cast<std::size_t>(rank)].recipient = true;
+  return ranks;
+}
+
+}  // namespace
+
+bool CachedPlan::crosses_hosts() const {
+  return std::any_of(recipients.begin(), recipients.end(), [&](int rank) {
+    return hosts[static_cast<std::size_t>(rank)] !=
+           hosts[static_cast<std::size_t>(recipients.front())];
+  });
+}
+
+Pass::Pass(const PassSetup& setup, std::uint32_t number, std::vector<int> recipients)
+    : setup_(setup), number_(number), recipients_(std::move(recipients)) {}
+
+Pass::~Pass() { join_lanes(); }
+
+std::string Pass::tag(const char* step) const { return concat(step, "-", number_); }
+
+Result<std::unique_ptr<Pass>> Pass::prepare(const PassSetup& setup, std::uint32_t number,
+                                            std::vector<int> recipients, std::string address,
+                                            std::shared_ptr<const CachedPlan>& cached) {
+  std::unique_ptr<Pass> pass(new Pass(setup, number, std::move(recipients)));
+  CKPT_RETURN_IF_ERROR(pass->agree_and_plan(cached));
+  const auto begin = std::chrono::steady_clock::now();
+  CKPT_RETURN_IF_ERROR(pass->allocate_and_open(std::move(address)));
+  pass->prepare_stages_.push_back({"allocate", seconds_since(begin), pass->buffers_->ring_bytes()});
+  CKPT_RETURN_IF_ERROR(pass->start_lanes());
+  return pass;
+}
+
+Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
+  const auto begin = std::chrono::steady_clock::now();
+  PassOffer mine;
+  mine.host_id = setup_.host_id;
+  mine.device_kind = setup_.device.kind();
+  mine.device_uuid = setup_.device.uuid();
+  CKPT_ASSIGN_OR_RETURN(const DeviceMemory memory, setup_.device.memory());
+  mine.available_bytes =
+      static_cast<std::uint64_t>(static_cast<double>(memory.free_bytes) * setup_.memory_fraction);
+  mine.ring_bytes = setup_.memory.ring_bytes;
+  mine.bucket_bytes = setup_.memory.bucket_bytes;
+  mine.chunk_bytes = setup_.memory.chunk_bytes;
+  mine.catalog_fingerprint = catalog_fingerprint(*setup_.catalog);
+  mine.verify = setup_.verify;
+  CKPT_ASSIGN_OR_RETURN(
+      const auto gathered,
+      setup_.control.all_gather(tag("offer"), recipients_, encode(mine), setup_.deadline,
+                                setup_.abort.get(), setup_.epoch));
+  std::map<std::string, std::uint64_t> sharers;  // ranks per device
+  for (std::size_t i = 0; i < gathered.size(); ++i) {
+    CKPT_ASSIGN_OR_RETURN(PassOffer offer, decode_pass_offer(gathered[i]));
+    const auto differs = [&](const char* what) {
+      return invalid_argument(concat("ranks ", setup_.rank, " and ", recipients_[i],
+                                     " were given different ", what,
+                                     "; start all ranks with the same options"));
+    };
+    if (offer.catalog_fingerprint != mine.catalog_fingerprint) {
+      return failed_precondition(
+          concat("ranks ", setup_.rank, " and ", recipients_[i],
+                 " have gathered different metas; call gather_metas on all ranks again"));
+    }
+    if (offer.device_kind != mine.device_kind) return differs("kinds of device");
+    if (offer.ring_bytes != mine.ring_bytes) return differs("ring sizes");
+    if (offer.bucket_bytes != mine.bucket_bytes) return differs("bucket sizes");
+    if (offer.chunk_bytes != mine.chunk_bytes) return differs("chunk sizes");
+    if (offer.verify != mine.verify) return differs("choices of verification");
+    ++sharers[concat(offer.host_id, '\0', offer.device_uuid)];
+    offers_.push_back(std::move(offer));
+  }
+
+  const bool per_rank = setup_.device.kind() == DeviceKind::kCuda;
+  std::uint64_t available = UINT64_MAX;
+  for (const PassOffer& offer : offers_) {
+    // A GPU's memory is shared by the ranks on it; a host has one ring for all of them.
+    const std::uint64_t share =
+        per_rank ? sharers[concat(offer.host_id, '\0', offer.device_uuid)] : 1;
+    available = std::min(available, offer.available_bytes / share);
+  }
+  const std::vector<int> hosts =
+      number_hosts(setup_.world_size, [&](int rank) -> const std::string& {
+        const auto at = std::lower_bound(recipients_.begin(), recipients_.end(), rank);
+        if (at != recipients_.end() && *at == rank)
+          return offers_[static_cast<std::size_t>(at - recipients_.begin())].host_id;
+        return setup_.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance.host_id;
+      });
+  for (const int rank : recipients_) {
+    if (hosts[static_cast<std::size_t>(rank)] == hosts[static_cast<std::size_t>(setup_.rank)]) {
+      local_recipients_.push_back(rank);
+    }
+  }
+
+  // The memory that is free changes from update to update: the sizes decide, not the bytes.
+  MemoryRequest request = setup_.memory;
+  request.sharing = per_rank ? RingSharing::kPerRank : RingSharing::kPerHost;
+  CKPT_ASSIGN_OR_RETURN(const PlanOptions sizes, fit_memory(*setup_.catalog, request, available));
+  const bool fits = cached && cached->catalog == setup_.catalog && cached->hosts == hosts &&
+                    cached->recipients == recipients_ &&
+                    cached->plan.options.ring_bytes == sizes.ring_bytes &&
+                    cached->plan.options.bucket_bytes == sizes.bucket_bytes &&
+                    cached->plan.options.chunk_bytes == sizes.chunk_bytes &&
+                    cached->plan.options.staging_chunks == sizes.staging_chunks &&
+                    cached->plan.options.serial == sizes.serial;
+  prepare_stages_.push_back({"agree", seconds_since(begin), 0});
+  const auto plan_begin = std::chrono::steady_clock::now();
+  if (!fits) {
+    auto fresh = std::make_shared<CachedPlan>();
+    fresh->catalog = setup_.catalog;
+    fresh->hosts = hosts;
+    fresh->recipients = recipients_;
+    const std::vector<PlanRank> ranks = plan_ranks(hosts, recipients_);
+    CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*setup_.catalog, ranks, sizes));
+    fresh->schedule = make_schedule(fresh->plan, ranks, setup_.rank);
+    cached = std::move(fresh);
+  }
+  plan_ = cached;
+  prepare_stages_.push_back({"plan", seconds_since(plan_begin), 0});
+  return Status();
+}
+
+Status Pass::gather_ready(const char* step, const PassReady& mine) {
+  CKPT_ASSIGN_OR_RETURN(
+      const auto gathered,
+      setup_.control.all_gather(tag(step), recipients_, encode(mine), setup_.deadline,
+                                setup_.abort.get(), setup_.epoch));
+  ready_.clear();
+  for (const auto& bytes : gathered) {
+    CKPT_ASSIGN_OR_RETURN(PassReady ready, decode_pass_ready(bytes));
+    ready_.push_back(std::move(ready));
+  }
+  return Status();
+}
+
+Status Pass::allocate_and_open(std::string address) {
+  const Plan& plan = plan_->plan;
+  CKPT_ASSIGN_OR_RETURN(PassBuffers buffers,
+                        PassBuffers::allocate(setup_, plan, plan_->schedule, local_recipients_));
+  buffers_ = std::make_shared<PassBuffers>(std::move(buffers));
+
+  PassReady mine;
+  mine.plan_fingerprint = plan.fingerprint();
+  mine.address = std::move(address);
+  buffers_->describe(mine);
+  CKPT_RETURN_IF_ERROR(gather_ready("handles", mine));
+  CKPT_RETURN_IF_ERROR(buffers_->open(recipients_, ready_));
+  // Only now is a ring that another rank made mapped here, and can be registered for readers of
+  // other hosts.
+  if (setup_.transport != nullptr && plan_->crosses_hosts()) {
+    CKPT_ASSIGN_OR_RETURN(
+        ring_region_, setup_.transport->register_memory(buffers_->ring(), plan.options.ring_bytes));
+    mine.ring_region = ring_region_->id();
+    CKPT_ASSIGN_OR_RETURN(mine.transport_descriptor, setup_.transport->descriptor());
+    CKPT_RETURN_IF_ERROR(gather_ready("rings", mine));
+  }
+  for (std::size_t i = 0; i < ready_.size(); ++i) {
+    if (ready_[i].plan_fingerprint != mine.plan_fingerprint) {
+      return internal_error(
+          concat("ranks ", setup_.rank, " and ", recipients_[i],
+                 " computed different plans; do all ranks run the same version?"));
+    }
+  }
+  return Status();
+}
+
+Status Pass::connect_peers() {
+  std::set<int> pool_ranks, ring_ranks;
+  for (const IncomingChunk& incoming : plan_->schedule.receive) {
+    (incoming.from_pool ? pool_ranks : ring_ranks).insert(incoming.source);
+    if (incoming.next_stop >= 0) ring_ranks.insert(incoming.next_stop);
+  }
+  if (pool_ranks.empty() && ring_ranks.empty()) return Status();
+  if (setup_.transport == nullptr) {
+    return unavailable(
+        concat("rank ", setup_.rank,
+               " has no transport to read from other ranks with; see the log of its start"));
+  }
+  const auto connect = [&](int rank, std::span<const std::byte> descriptor) -> Result<Peer*> {
+    ConnectOptions options;
+    options.label = concat("rank ", rank);
+    if (descriptor.empty()) {
+      return unavailable(concat(
+          "rank ", rank, " offers no way to read its memory: it was started without a transport"));
+    }
+    CKPT_ASSIGN_OR_RETURN(
+        auto peer, setup_.transport->connect(descriptor, std::move(options), setup_.deadline));
+    peers_.push_back(std::move(peer));
+    return peers_.back().get();
+  };
+  for (const int rank : pool_ranks) {
+    const InstanceData& owner =
+        setup_.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance;
+    RemoteMemory& memory = pools_[rank];
+    CKPT_ASSIGN_OR_RETURN(memory.peer, connect(rank, owner.transport_descriptor));
+    for (const PoolRegion& region : owner.pool_regions) {
+      memory.pieces.push_back({region.pool_offset, region.bytes, region.region});
+    }
+  }
+  for (const int rank : ring_ranks) {
+    const PassReady& ready = ready_[index_of(rank)];
+    RemoteMemory& memory = rings_[rank];
+    CKPT_ASSIGN_OR_RETURN(memory.peer, connect(rank, ready.transport_descriptor));
+    memory.pieces.push_back({0, plan_->plan.options.ring_bytes, ready.ring_region});
+  }
+  return Status();
+}
+
+void Pass::run_lane(const char* name, std::function<Status()> body) {
+  auto lane = std::make_unique<Lane>();
+  lane->name = name;
+  lane->thread = std::thread([this, lane = lane.get(), body = std::move(body)] {
+    const auto begin = std::chrono::steady_clock::now();
+    lane->status = body();
+    lane->seconds = seconds_since(begin);
+    if (!lane->status.is_ok() && !setup_.abort->raised()) {
+      setup_.control.abort(setup_.epoch, lane->status.on_rank(setup_.rank));
+    }
+  });
+  lanes_.push_back(std::move(lane));
+}
+
+void Pass::join_lanes() {
+  for (const auto& lane : lanes_) {
+    if (lane->thread.joinable()) lane->thread.join();
+  }
+}
+
+Status Pass::start_lanes() {
+  const Plan& plan = plan_->plan;
+  const Schedule& schedule = plan_->schedule;
+  PassBuffers& buffers = *buffers_;
+  const bool per_rank = plan.options.sharing == RingSharing::kPerRank;
+  space_ =
+      std::make_unique<RingSpace>(plan, schedule, buffers.layout(), buffers.progress(),
+                                  per_rank ? std::vector<int>{setup_.rank} : local_recipients_);
+  CKPT_RETURN_IF_ERROR(connect_peers());
+
+  if (!schedule.fill.empty()) {
+    if (setup_.pool == nullptr)
+      return internal_error("the plan takes tensors from this rank, which holds none");
+    FillTarget target;
+    if (buffers.fill_staging() != nullptr) {
+      const Staging& staging = buffers.stagings().at({setup_.rank, StreamKind::kFill});
+      target = {nullptr, buffers.fill_staging()->data(), staging.slot_bytes, staging.slots,
+                local_recipients_};
+    } else {
+      target.ring = buffers.ring();
+    }
+    CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
+    fill_ = std::make_unique<FillLane>(FillContext{plan, schedule, buffers.progress(),
+                                                   buffers.layout(), *space_, *setup_.pool,
+                                                   setup_.rank, target, std::move(stream)});
+  }
+  if (setup_.signals != nullptr) {
+    CKPT_ASSIGN_OR_RETURN(
+        cross_, ChainSpread::create(ChainContext{*setup_.transport, *setup_.signals, plan, schedule,
+                                                 buffers.progress(), buffers.layout(), *space_,
+                                                 setup_.epoch, number_, setup_.rank, buffers.ring(),
+                                                 std::move(pools_), std::move(rings_)}));
+  }
+  if (!schedule.pull.empty()) {
+    CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
+    local_ = std::make_unique<PeerSpread>(
+        PeerContext{plan, schedule, buffers.progress(), buffers.layout(), *space_, setup_.rank,
+                    buffers.ring(), buffers.stagings(), std::move(stream)});
+  }
+  // Everybody can hear signals and has opened everything before anybody's first chunk is done.
+  CKPT_RETURN_IF_ERROR(setup_.control.barrier(tag("opened"), recipients_, setup_.deadline,
+                                              setup_.abort.get(), setup_.epoch));
+  const auto start = [&](const char* name, auto& lane) {
+    run_lane(name, [this, &lane] { return lane.run(setup_.deadline, *setup_.abort); });
+  };
+  if (fill_) start("fill", *fill_);
+  if (cross_ && !schedule.receive.empty()) start("receive", *cross_);
+  if (local_) start("pull", *local_);
+  return Status();
+}
+
+std::size_t Pass::index_of(int recipient) const {
+  return static_cast<std::size_t>(
+      std::lower_bound(recipients_.begin(), recipients_.end(), recipient) - recipients_.begin());
+}
+
+std::vector<WorkerAddress> Pass::worker_addresses(
+    const std::vector<std::vector<int>>& instances) const {
+  std::vector<WorkerAddress> addresses(static_cast<std::size_t>(setup_.world_size));
+  for (const std::vector<int>& instance : instances) {
+    for (std::size_t worker = 0; worker < instance.size(); ++worker) {
+      const std::size_t at = index_of(instance[worker]);
+      const std::string& uuid = offers_[at].device_uuid;
+      addresses[static_cast<std::size_t>(instance[worker])] = {
+          uuid.empty() ? concat("CPU-", worker) : uuid, ready_[at].address};
+    }
+  }
+  return addresses;
+}
+
+Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbacks& callbacks,
+                 UpdateReport& report) {
+  const auto stage = [&](const char* name, std::uint64_t bytes, auto body) -> Status {
+    const auto begin = std::chrono::steady_clock::now();
+    Status status = body();
+    report.stages.push_back({name, seconds_since(begin), bytes});
+    return status;
+  };
+  for (const StageReport& done : prepare_stages_) report.stages.push_back(done);
+  report.wire = hello.wire == Wire::kNative ? "native" : "stock";
+  report.buckets = plan_->plan.buckets.size();
+  report.ring_bytes = buffers_->ring_bytes();
+  report.staging_bytes = buffers_->staging_bytes();
+
+  CKPT_RETURN_IF_ERROR(stage("open", buffers_->ring_bytes(), [&] {
+    return channel.open_ring(buffers_->ring_handle(), setup_.deadline, *setup_.abort);
+  }));
+  CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
+  DeliverContext context{*setup_.catalog,
+                         plan_->plan,
+                         plan_->schedule,
+                         buffers_->progress(),
+                         buffers_->layout(),
+                         channel,
+                         setup_.rank,
+                         hello.wire,
+                         setup_.verify,
+                         buffers_->ring(),
+                         std::move(stream),
+                         callbacks.first_bucket,
+                         nullptr};
+  if (callbacks.progress) {
+    context.progress_report = [&callbacks, total = setup_.catalog->total_bytes()](
+                                  std::uint64_t loaded) { callbacks.progress(loaded, total); };
+  }
+  DeliverLane deliver(std::move(context));
+  Status delivered = stage("deliver", setup_.catalog->total_bytes(),
+                           [&] { return deliver.run(setup_.deadline, *setup_.abort); });
+  report.loaded_tensors += deliver.counts().tensors;
+  report.loaded_bytes += deliver.counts().bytes;
+  report.verified_tensors += deliver.counts().verified_tensors;
+  CKPT_RETURN_IF_ERROR(delivered);
+
+  // One no is everybody's no: nobody's worker is told to finish unless every worker has everything.
+  CKPT_RETURN_IF_ERROR(stage("agree-loaded", 0, [&] {
+    return setup_.control.vote(tag("loaded"), recipients_, Status(), setup_.deadline,
+                               setup_.abort.get(), setup_.epoch);
+  }));
+  join_lanes();
+  for (const auto& lane : lanes_) {
+    CKPT_RETURN_IF_ERROR(lane->status);
+    const std::uint64_t bytes = lane->name == "fill"      ? fill_->bytes()
+                                : lane->name == "receive" ? cross_->bytes()
+                                                          : local_->bytes();
+    report.stages.push_back({lane->name, lane->seconds, bytes});
+  }
+  if (fill_) report.filled_bytes += fill_->bytes();
+  if (cross_) report.received_bytes += cross_->bytes();
+
+  CKPT_RETURN_IF_ERROR(
+      stage("release", 0, [&] { return channel.release(setup_.deadline, *setup_.abort); }));
+  CKPT_RETURN_IF_ERROR(setup_.control.barrier(tag("released"), recipients_, setup_.deadline,
+                                              setup_.abort.get(), setup_.epoch));
+  cross_.reset();
+  peers_.clear();
+  if (ring_region_) ring_region_->close(setup_.deadline);
+  ring_region_.reset();
+  buffers_->close_to_others();
+  buffers_.reset();
+  CKPT_RETURN_IF_ERROR(
+      stage("finish", 0, [&] { return channel.finish(setup_.deadline, *setup_.abort); }));
+  CKPT_RETURN_IF_ERROR(setup_.control.vote(tag("finished"), recipients_, Status(), setup_.deadline,
+                                           setup_.abort.get(), setup_.epoch));
+  ++report.passes;
+  return Status();
+}
+
+}  // namespace ckpt

@@ -1,0 +1,102 @@
+// One pass of an update: every recipient's worker receives the whole checkpoint once. Usually an
+// update has one pass.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint_engine/parameter_server.h"
+#include "collective/spread.h"
+#include "parameter_server/deliver_lane.h"
+#include "parameter_server/fill_lane.h"
+#include "parameter_server/pass_buffers.h"
+#include "parameter_server/pass_setup.h"
+#include "plan/schedule.h"
+#include "worker/channel.h"
+
+namespace ckpt {
+
+/// The plan of a pass and what it was made of, kept as long as the inputs stay the same.
+struct CachedPlan {
+  std::shared_ptr<const Catalog> catalog;
+  std::vector<int> hosts;
+  std::vector<int> recipients;
+  Plan plan;
+  Schedule schedule;
+
+  /// True when recipients of several hosts take the bytes from each other.
+  bool crosses_hosts() const;
+};
+
+/// All methods on one thread. The destructor ends the lanes (raise the abort signal first, unless
+/// run() has returned ok).
+class Pass {
+ public:
+  /// Collective over `recipients` (ascending, this rank among them): agrees on sizes, plans,
+  /// allocates, opens, and starts to fill. `address`: where this rank waits for its worker.
+  /// `cached` is used if it fits and replaced if not.
+  static Result<std::unique_ptr<Pass>> prepare(const PassSetup& setup, std::uint32_t number,
+                                               std::vector<int> recipients, std::string address,
+                                               std::shared_ptr<const CachedPlan>& cached);
+  ~Pass();
+
+  /// What engines are given: one entry for each rank of the job, empty for those that are no
+  /// recipients. A worker's key is its GPU's uuid, or on the host "CPU-<its place in its
+  /// instance>".
+  std::vector<WorkerAddress> worker_addresses(const std::vector<std::vector<int>>& instances) const;
+  const std::vector<int>& recipients() const { return recipients_; }
+
+  struct Callbacks {
+    std::function<void()> first_bucket;
+    std::function<void(std::uint64_t loaded, std::uint64_t total)> progress;
+  };
+  /// Collective: delivers everything through `channel`, whose worker has connected as `hello`, and
+  /// ends the pass on all ranks alike. Adds to `report`.
+  Status run(WorkerChannel& channel, const WorkerHello& hello, const Callbacks& callbacks,
+             UpdateReport& report);
+
+  /// The ring, for as long as a worker that was told to stop may still read it.
+  std::shared_ptr<void> keep_alive() const { return buffers_; }
+
+ private:
+  Pass(const PassSetup& setup, std::uint32_t number, std::vector<int> recipients);
+  Status agree_and_plan(std::shared_ptr<const CachedPlan>& cached);
+  Status allocate_and_open(std::string address);
+  Status gather_ready(const char* step, const PassReady& mine);
+  Status connect_peers();
+  Status start_lanes();
+  void run_lane(const char* name, std::function<Status()> body);
+  void join_lanes();
+  std::string tag(const char* step) const;
+  std::size_t index_of(int recipient) const;
+
+  const PassSetup& setup_;
+  const std::uint32_t number_;
+  const std::vector<int> recipients_;
+  std::vector<PassOffer> offers_;  // one for each recipient
+  std::vector<PassReady> ready_;   // one for each recipient
+  std::vector<int> local_recipients_;
+  std::shared_ptr<const CachedPlan> plan_;
+  std::shared_ptr<PassBuffers> buffers_;
+  std::unique_ptr<RingSpace> space_;
+  std::unique_ptr<MemoryRegion> ring_region_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::map<int, RemoteMemory> pools_, rings_;
+
+  std::unique_ptr<FillLane> fill_;
+  std::unique_ptr<Spread> cross_, local_;
+  struct Lane {
+    std::string name;
+    std::thread thread;
+    double seconds = 0;
+    Status status;
+  };
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<StageReport> prepare_stages_;
+};
+
+}  // namespace ckpt

@@ -1,0 +1,61 @@
+// The memory of one pass on one rank: ring, staging, the progress board of its host, and what it
+// opens of others.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "collective/host_progress.h"
+#include "collective/peer/peer_spread.h"
+#include "device/device.h"
+#include "parameter_server/pass_messages.h"
+#include "parameter_server/pass_setup.h"
+#include "plan/schedule.h"
+
+namespace ckpt {
+
+/// Allocation goes in two steps, with a gather of handles between them. With RingSharing::kPerHost
+/// the lowest recipient of a host makes the ring and the board for all of it.
+class PassBuffers {
+ public:
+  /// Allocates what this rank makes. `local_recipients`: the recipients of this host, ascending,
+  /// this rank among them.
+  static Result<PassBuffers> allocate(const PassSetup& setup, const Plan& plan,
+                                      const Schedule& schedule, std::vector<int> local_recipients);
+  /// Opens what others made; `ready[i]` is what `recipients[i]` told.
+  Status open(const std::vector<int>& recipients, const std::vector<PassReady>& ready);
+  /// Nobody else can open anything any more: called when all ranks and workers of the host have.
+  void close_to_others();
+
+  /// The handles to put into PassReady.
+  void describe(PassReady& ready) const;
+  std::byte* ring() const { return ring_->data(); }
+  BufferHandle ring_handle() const { return ring_->handle(); }
+  Progress& progress() const { return *progress_; }
+  const HostProgressLayout& layout() const { return *layout_; }
+  DeviceBuffer* fill_staging() const { return fill_staging_.get(); }
+  /// Of every rank of this host, this one included, as this process sees them.
+  const std::map<StreamKey, Staging>& stagings() const { return stagings_; }
+  std::uint64_t ring_bytes() const { return ring_->size(); }
+  std::uint64_t staging_bytes() const { return fill_staging_ ? fill_staging_->size() : 0; }
+
+ private:
+  PassBuffers() = default;
+  Staging staging_of(const std::byte* data) const { return {data, slot_bytes_, slots_}; }
+
+  Device* device_ = nullptr;
+  int rank_ = 0;
+  bool makes_shared_ = false;
+  std::uint64_t slot_bytes_ = 0, slots_ = 0;
+  std::unique_ptr<HostProgressLayout> layout_;
+  std::unique_ptr<Progress> progress_;
+  std::unique_ptr<DeviceBuffer> ring_;
+  std::unique_ptr<DeviceBuffer> fill_staging_;
+  std::vector<std::unique_ptr<DeviceBuffer>> opened_;
+  std::map<StreamKey, Staging> stagings_;
+  std::string progress_name_;
+};
+
+}  // namespace ckpt

@@ -1,0 +1,45 @@
+// What an update gives to each of its passes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/abort_signal.h"
+#include "base/deadline.h"
+#include "checkpoint/catalog.h"
+#include "collective/chain/chain_signal.h"
+#include "control/control_client.h"
+#include "device/device.h"
+#include "memory/host_pool.h"
+#include "plan/plan.h"
+#include "transport/transport.h"
+
+namespace ckpt {
+
+/// The referred objects outlive the update.
+struct PassSetup {
+  ControlClient& control;
+  Device& device;
+  Transport* transport;   ///< null: this rank has none; a plan that needs one is refused
+  ChainSignals* signals;  ///< null exactly when `transport` is
+  const HostPool* pool;   ///< what this rank has registered; null: nothing
+  std::shared_ptr<const Catalog> catalog;
+  int rank;
+  int world_size;
+  std::string host_id;
+  std::string shared_prefix;  ///< shared_memory_prefix of this job and host
+  std::uint64_t epoch;
+  MemoryRequest memory;
+  double memory_fraction;
+  bool verify;
+  Deadline deadline;
+  std::shared_ptr<AbortSignal> abort;  ///< watches `epoch`
+};
+
+/// What all names in /dev/shm of this job on this host begin with (two hosts of PS_HOST_ID are
+/// two).
+std::string shared_memory_prefix(const std::string& job, const std::string& host_id);
+
+}  // namespace ckpt

@@ -29,6 +29,8 @@ struct ParameterServerOptions {
   std::string secret;
   double join_timeout_seconds = 60;
   double heartbeat_timeout_seconds = 5;
+  /// How long register, gather and barrier wait for other ranks.
+  double collective_timeout_seconds = 600;
 
   std::string device = "auto";      ///< "auto", "host", "cuda"
   std::string collective = "auto";  ///< "auto", "peer", "nccl", "chain"
@@ -89,6 +91,13 @@ struct UpdateOptions {
   int instance_size = 0;         ///< 0: PS_INSTANCE_SIZE, else all recipients are one instance
   double timeout_seconds = 300;  ///< for the whole update
   bool verify = true;
+  /// True: an engine call returns only when its engine has answered, so that a success without a
+  /// connected worker is an error at once. False where a call merely hands the addresses on.
+  bool engine_answer_means_done = false;
+  /// True: every rank of the job calls update(), also those that are no recipients; they wait for
+  /// the end and share the outcome. False: only recipients call; the memory of the others is read
+  /// without their doing.
+  bool all_ranks_call = true;
   /// Bytes that have arrived and been loaded at this rank's worker so far, of the total. On a
   /// thread of the update.
   std::function<void(std::uint64_t loaded, std::uint64_t total)> progress;

@@ -1,0 +1,194 @@
+#include "parameter_server/registered_checkpoint.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+#include "base/strings.h"
+#include "checkpoint/digest.h"
+#include "checkpoint/order.h"
+#include "memory/file_mapping.h"
+#include "memory/load.h"
+
+namespace ckpt {
+
+/// Where one tensor comes from, and where it goes.
+struct RegisteredCheckpoint::Source {
+  TensorInfo info;
+  const FileTensor* file = nullptr;  // exactly one of the two is set
+  const MemoryTensor* memory = nullptr;
+  bool in_place = false;
+  std::uint64_t pool_offset = 0;
+};
+
+Result<std::vector<RegisteredCheckpoint::Source>> RegisteredCheckpoint::sources_in_plan_order(
+    const Registration& part) {
+  std::vector<Source> sources;
+  std::unordered_map<std::string_view, std::size_t> by_name;
+  for (const MemoryTensor& tensor : part.tensors) {
+    if (!by_name.emplace(tensor.info.name, sources.size()).second) {
+      return invalid_argument(concat("tensor ", quoted(tensor.info.name), " was given twice"));
+    }
+    if (tensor.data == nullptr && tensor.info.bytes > 0) {
+      return invalid_argument(concat("tensor ", quoted(tensor.info.name), " has no memory"));
+    }
+    sources.push_back({tensor.info, nullptr, &tensor});
+  }
+  for (const FileTensor& tensor : part.files) {
+    const auto [at, is_new] = by_name.emplace(tensor.info.name, sources.size());
+    if (is_new) {
+      sources.push_back({tensor.info, &tensor, nullptr});
+    } else if (sources[at->second].file != nullptr) {
+      return invalid_argument(concat("tensor ", quoted(tensor.info.name), " is in ",
+                                     sources[at->second].file->path, " and in ", tensor.path));
+    }
+  }
+  std::vector<TensorInfo> infos;
+  for (const Source& source : sources) infos.push_back(source.info);
+  std::vector<Source> ordered;
+  ordered.reserve(sources.size());
+  for (const std::uint32_t i : plan_order(infos)) ordered.push_back(std::move(sources[i]));
+  return ordered;
+}
+
+Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>& sources) {
+  std::map<std::string, std::optional<std::unique_ptr<FileMapping>>>
+      mapped;  // by path; nothing: read it
+  if (part.in_place) {
+    for (const Source& source : sources) {
+      if (source.file == nullptr || mapped.contains(source.file->path)) continue;
+      auto& mapping = mapped[source.file->path];
+      CKPT_ASSIGN_OR_RETURN(const bool possible, FileMapping::possible(source.file->path));
+      if (!possible) continue;
+      CKPT_ASSIGN_OR_RETURN(auto file, FileMapping::map(source.file->path));
+      mapping = std::move(file);
+    }
+  }
+  std::vector<std::uint64_t> pooled_bytes;
+  for (Source& source : sources) {
+    source.in_place =
+        source.file != nullptr && part.in_place && mapped[source.file->path].has_value();
+    if (!source.in_place) pooled_bytes.push_back(source.info.bytes);
+  }
+  CKPT_ASSIGN_OR_RETURN(const PoolLayout pool_layout, lay_out_pool(pooled_bytes));
+  if (part.use_shared_pool && mapped.empty()) {
+    CKPT_ASSIGN_OR_RETURN(pool_, context_.shared_pool.take(name_, pool_layout.bytes));
+    uses_shared_pool_ = true;
+  } else {
+    CKPT_ASSIGN_OR_RETURN(own_pool_, HostPool::create(pool_layout.bytes));
+    pool_ = own_pool_.get();
+  }
+  std::map<std::string, std::uint64_t> file_offsets;
+  for (auto& [path, mapping] : mapped) {
+    if (mapping) file_offsets[path] = pool_->add_file(std::move(*mapping));
+  }
+  std::size_t pooled = 0;
+  for (Source& source : sources) {
+    source.pool_offset = source.in_place
+                             ? file_offsets[source.file->path] + source.file->file_offset
+                             : pool_layout.offsets[pooled++];
+  }
+  return Status();
+}
+
+Status RegisteredCheckpoint::load(const std::vector<Source>& sources) {
+  // One list for each way in; `digest_at[k]` says to which tensor result k belongs.
+  std::vector<PoolTensor> from_files, from_memory, in_place;
+  std::vector<FileSource> files;
+  std::vector<const std::byte*> memory;
+  std::vector<std::size_t> file_at, memory_at, in_place_at;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const Source& source = sources[i];
+    const PoolTensor tensor{source.info.name, source.info.bytes, source.pool_offset};
+    if (source.in_place) {
+      in_place.push_back(tensor);
+      in_place_at.push_back(i);
+    } else if (source.file != nullptr) {
+      from_files.push_back(tensor);
+      files.push_back({source.file->path, source.file->file_offset});
+      file_at.push_back(i);
+    } else {
+      from_memory.push_back(tensor);
+      memory.push_back(source.memory->data);
+      memory_at.push_back(i);
+    }
+  }
+  LoadOptions options{Deadline::after_seconds(context_.timeout_seconds)};
+  options.pin = &context_.device;
+  options.threads = context_.threads;
+  digests_.resize(sources.size());
+  const auto keep = [&](const TensorSums& sums, const std::vector<std::size_t>& at) {
+    for (std::size_t k = 0; k < at.size(); ++k) digests_[at[k]] = sums.digest(k);
+  };
+  if (!from_files.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const TensorSums sums, load_files(*pool_, from_files, files, options));
+    keep(sums, file_at);
+  }
+  if (!from_memory.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const TensorSums sums, load_memory(*pool_, from_memory, memory, options));
+    keep(sums, memory_at);
+  }
+  if (!in_place.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const TensorSums sums, digest_in_place(*pool_, in_place, options));
+    keep(sums, in_place_at);
+  }
+  return Status();
+}
+
+Status RegisteredCheckpoint::publish() {
+  if (context_.transport == nullptr) return Status();
+  for (const PoolRun& segment : pool_->segments()) {
+    if (segment.bytes == 0) continue;
+    CKPT_ASSIGN_OR_RETURN(auto region,
+                          context_.transport->register_memory(segment.data, segment.bytes));
+    regions_.push_back(std::move(region));
+  }
+  return Status();
+}
+
+Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
+    const std::string& name, const Registration& part, const RegistrationContext& context) {
+  std::unique_ptr<RegisteredCheckpoint> checkpoint(new RegisteredCheckpoint(name, context));
+  CKPT_ASSIGN_OR_RETURN(std::vector<Source> sources, sources_in_plan_order(part));
+  CKPT_RETURN_IF_ERROR(checkpoint->place(part, sources));
+  CKPT_RETURN_IF_ERROR(checkpoint->load(sources));
+  CKPT_RETURN_IF_ERROR(checkpoint->publish());
+  // Everything of this call has succeeded: the files that are used in place may lose their names.
+  for (const auto& file : checkpoint->pool_->files()) CKPT_RETURN_IF_ERROR(file->remove_file());
+
+  std::vector<TensorInfo> infos;
+  for (Source& source : sources) {
+    checkpoint->offsets_.push_back(source.pool_offset);
+    checkpoint->bytes_ += source.info.bytes;
+    infos.push_back(std::move(source.info));
+  }
+  checkpoint->layout_ = std::make_shared<const Layout>(Layout::make(std::move(infos)));
+  return checkpoint;
+}
+
+RegisteredCheckpoint::~RegisteredCheckpoint() {
+  regions_.clear();
+  if (uses_shared_pool_) context_.shared_pool.give_back(name_);
+}
+
+Result<InstanceData> RegisteredCheckpoint::instance_data() const {
+  InstanceData data;
+  data.rank = context_.rank;
+  data.epoch = context_.epoch;
+  data.host_id = context_.host_id;
+  data.layout_hash = layout_->hash;
+  data.digest_algorithm = kDigestAlgorithm;
+  data.offsets = offsets_;
+  data.digests = digests_;
+  if (regions_.empty()) return data;
+  CKPT_ASSIGN_OR_RETURN(data.transport_descriptor, context_.transport->descriptor());
+  std::size_t region = 0;
+  for (const PoolRun& segment : pool_->segments()) {
+    if (segment.bytes == 0) continue;
+    data.pool_regions.push_back({segment.offset, segment.bytes, regions_[region++]->id()});
+  }
+  return data;
+}
+
+}  // namespace ckpt

@@ -1,0 +1,66 @@
+// What one rank holds of one checkpoint: the pool, the layout and digests of what lies in it, and
+// its readers' way to it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/metas.h"
+#include "checkpoint_engine/parameter_server.h"
+#include "memory/host_pool.h"
+#include "memory/shared_pool.h"
+#include "transport/transport.h"
+
+namespace ckpt {
+
+/// What a registration needs of its server. The referred objects outlive the checkpoint.
+struct RegistrationContext {
+  Device& device;
+  Transport* transport;  ///< null: other hosts cannot read the pool
+  SharedPool& shared_pool;
+  int rank;
+  std::uint64_t epoch;  ///< of this registration
+  std::string host_id;
+  int threads;
+  double timeout_seconds;
+};
+
+class RegisteredCheckpoint {
+ public:
+  /// Reads, copies and digests everything. On error nothing is left behind.
+  static Result<std::unique_ptr<RegisteredCheckpoint>> create(const std::string& name,
+                                                              const Registration& part,
+                                                              const RegistrationContext& context);
+  /// Ends the reads of others first.
+  ~RegisteredCheckpoint();
+
+  const HostPool& pool() const { return *pool_; }
+  const std::shared_ptr<const Layout>& layout() const { return layout_; }
+  /// With the transport descriptor as it is now.
+  Result<InstanceData> instance_data() const;
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  RegisteredCheckpoint(const std::string& name, const RegistrationContext& context)
+      : name_(name), context_(context) {}
+  struct Source;
+  static Result<std::vector<Source>> sources_in_plan_order(const Registration& part);
+  Status place(const Registration& part, std::vector<Source>& sources);
+  Status load(const std::vector<Source>& sources);
+  Status publish();
+
+  const std::string name_;
+  const RegistrationContext context_;
+  std::unique_ptr<HostPool> own_pool_;
+  HostPool* pool_ = nullptr;  // own_pool_, or the shared pool while we use it
+  bool uses_shared_pool_ = false;
+  std::shared_ptr<const Layout> layout_;
+  std::vector<std::uint64_t> offsets_;
+  std::vector<std::uint64_t> digests_;
+  std::vector<std::unique_ptr<MemoryRegion>> regions_;  // one for each segment of the pool
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace ckpt

@@ -1,0 +1,76 @@
+// One update on one rank that takes part in it: its epoch, its channel, its engine call, and its
+// passes one after the other.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint_engine/parameter_server.h"
+#include "parameter_server/engine_call_thread.h"
+#include "parameter_server/note_box.h"
+#include "parameter_server/pass.h"
+#include "parameter_server/pass_agreement.h"
+#include "parameter_server/pass_messages.h"
+#include "parameter_server/pass_setup.h"
+#include "worker/channel.h"
+
+namespace ckpt {
+
+/// Used by one thread.
+class UpdateSession {
+ public:
+  /// Collective over `recipients`: everything up to and including the first pass's prepare.
+  /// `cached_plan` outlives it.
+  static Result<std::unique_ptr<UpdateSession>> prepare(
+      PassSetup setup, std::string checkpoint_name, std::vector<int> recipients,
+      UpdateOptions options, std::string secret, std::shared_ptr<NoteBox> notes,
+      std::shared_ptr<const CachedPlan>& cached_plan);
+  /// Ends the update as failed unless commit() has returned.
+  ~UpdateSession();
+
+  /// Collective. On failure the result is the first cause, the same on every rank.
+  Result<UpdateReport> commit(const EngineCall& call);
+  /// Ends it on every rank.
+  void abort(const Status& cause);
+
+  std::uint64_t epoch() const { return setup_.epoch; }
+
+ private:
+  UpdateSession(PassSetup setup, std::string checkpoint_name, std::vector<int> recipients,
+                UpdateOptions options, std::shared_ptr<NoteBox> notes,
+                std::shared_ptr<const CachedPlan>& cached_plan);
+
+  Status run_passes(const EngineCall& call, UpdateReport& report);
+  Status run_pass(UpdateReport& report);
+  Result<WorkerHello> accept_worker();
+  Result<PassNote> next_decision();
+  void take_notes(PassAgreement* agreement);
+  void call_returned(const Status& status);
+  void tell(int rank, const PassNote& note);
+  Status fail(const Status& status);
+  bool is_coordinator() const { return setup_.rank == recipients_.front(); }
+
+  PassSetup setup_;
+  const std::string checkpoint_name_;
+  const std::vector<int> recipients_;
+  const UpdateOptions options_;
+  const std::shared_ptr<NoteBox> notes_;
+  std::shared_ptr<const CachedPlan>& cached_plan_;
+  std::vector<std::vector<int>> instances_;
+  std::unique_ptr<WorkerChannel> channel_;
+  std::unique_ptr<Pass> pass_;
+  std::uint32_t pass_number_ = 0;
+  std::unique_ptr<PassAgreement> agreement_;  // of the coordinator
+  std::optional<PassNote> decision_;
+  std::vector<int> returned_calls_;  // ranks whose engine call has returned with success
+  std::chrono::steady_clock::time_point begin_, commit_begin_;
+  std::optional<double> first_bucket_seconds_;
+  bool over_ = false;
+
+  std::unique_ptr<EngineCallThread> engine_call_;  // last: its thread uses the members above
+};
+
+}  // namespace ckpt

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs every test that needs no GPU.
+#   usage: scripts/test.sh [quick]     quick: the dev preset alone, without sanitizers, fuzzing and the real checkpoint
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+quick=${1:-}
+export CCACHE_BASEDIR=$PWD
+jobs=$(nproc)
+begin=$SECONDS
+say() { printf '\n== [%d s] %s\n' $((SECONDS - begin)) "$*"; }
+
+bash scripts/setup.sh
+
+build() {
+  say "build $1"
+  cmake --preset "$1" >/tmp/checkpoint-engine-configure.log 2>&1 || { cat /tmp/checkpoint-engine-configure.log; return 1; }
+  grep -E "cuda|CUDA" /tmp/checkpoint-engine-configure.log || true
+  cmake --build "build/$1" -- --quiet
+}
+run() {
+  say "test $1"
+  ctest --test-dir "build/$1" --output-on-failure -j "$jobs" "${@:2}"
+}
+
+build dev
+run dev
+[ "$quick" = quick ] && exit 0
+
+build release
+say "a checkpoint that nobody here made"
+python=$(bash scripts/venv.sh)
+"$python" -m pytest -q tests/python
+
+for sanitizer in asan tsan; do
+  build "$sanitizer"
+  run "$sanitizer"
+done
+
+build fuzz
+say "fuzz, a few seconds each"
+bash scripts/fuzz.sh 5
+say "done"

@@ -27,6 +27,9 @@ struct ParameterServerOptions {
   bool external_hub = false;
   std::string job = "default";
   std::string secret;
+  /// Ranks of equal host ids share memory; ranks of different ones speak over the network only. Empty: PS_HOST_ID, else
+  /// this machine's own.
+  std::string host_id;
   double join_timeout_seconds = 60;
   double heartbeat_timeout_seconds = 5;
   /// How long register, gather and barrier wait for other ranks.

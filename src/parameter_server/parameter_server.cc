@@ -165,7 +165,7 @@ Result<std::unique_ptr<ParameterServer>> ParameterServerImpl::create(
   auto server = std::make_unique<ParameterServerImpl>();
   CKPT_ASSIGN_OR_RETURN(server->memory_fraction_, memory_fraction(options));
   CKPT_ASSIGN_OR_RETURN(server->memory_, memory_request(options));
-  server->host_id_ = host_id();
+  server->host_id_ = options.host_id.empty() ? host_id() : options.host_id;
   RendezvousOptions who{options.rank, options.world_size, options.local_rank, std::nullopt};
   if (!options.rendezvous.empty()) who.hub = options.rendezvous;
   CKPT_ASSIGN_OR_RETURN(const Rendezvous rendezvous,
@@ -235,8 +235,8 @@ void ParameterServerImpl::make_transport() {
   if (world_size() == 1) return;
   UcxOptions options;
   options.label = concat("rank ", rank());
-  // Ranks that only play different hosts (PS_HOST_ID) must not share memory behind UCX's back.
-  options.network_only = env_string("PS_HOST_ID").has_value();
+  // Ranks that only play different hosts must not share memory behind UCX's back.
+  options.network_only = !options_.host_id.empty() || env_string("PS_HOST_ID").has_value();
   auto transport = make_ucx_transport(options);
   if (!transport) {
     // A job that never reads from another rank does not need one; a plan that does is refused with

@@ -1,0 +1,62 @@
+// Fifty updates in a row: nothing grows.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "support/job.h"
+
+namespace ckpt::testing {
+namespace {
+
+struct Resources {
+  long descriptors = 0, threads = 0, mappings = 0, resident_kib = 0, shared_objects = 0;
+};
+
+long entries(const char* folder) {
+  long count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
+Resources measure() {
+  Resources now;
+  now.descriptors = entries("/proc/self/fd");
+  now.threads = entries("/proc/self/task");
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    if (entry.path().filename().string().starts_with("checkpoint-engine-")) ++now.shared_objects;
+  }
+  std::ifstream maps("/proc/self/maps"), status("/proc/self/status");
+  for (std::string line; std::getline(maps, line);) ++now.mappings;
+  for (std::string line; std::getline(status, line);)
+    std::sscanf(line.c_str(), "VmRSS: %ld", &now.resident_kib);
+  return now;
+}
+
+TEST(Resources, StayFlatOverFiftyUpdates) {
+  const Checkpoint checkpoint = small_model(4, 7);
+  Job job({.ranks = 3, .host_ids = {"a", "a", "b"}});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  std::vector<TestEngine> engines;
+  engines.emplace_back(3);
+  Resources after_second;
+  for (int i = 1; i <= 50; ++i) {
+    for (const Status& status : job.update("c", job.call(engines))) {
+      ASSERT_TRUE(status.is_ok()) << status.to_string();
+    }
+    if (i == 2) after_second = measure();
+  }
+  const Resources end = measure();
+  EXPECT_LE(end.descriptors, after_second.descriptors + 3);
+  EXPECT_LE(end.threads, after_second.threads + 1);
+  EXPECT_LE(end.mappings, after_second.mappings + 40) << "allocators keep some arenas";
+  EXPECT_EQ(end.shared_objects, after_second.shared_objects);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LE(end.resident_kib, after_second.resident_kib + 16 * 1024);
+#endif
+}
+
+}  // namespace
+}  // namespace ckpt::testing

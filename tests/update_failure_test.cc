@@ -1,0 +1,197 @@
+// What happens when something goes wrong in an update: every rank returns the first cause, soon,
+// and the next update works.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include "base/fd.h"
+#include "base/host.h"
+#include "base/strings.h"
+#include "support/job.h"
+
+namespace ckpt::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+class UpdateFailure : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(job_.load("c", checkpoint_).is_ok()); }
+
+  // Every rank failed, all with the same cause, which contains `text`.
+  void expect_cause(const std::vector<Status>& statuses, const std::string& text) {
+    for (const Status& status : statuses) {
+      EXPECT_FALSE(status.is_ok());
+      EXPECT_THAT(status.to_string(), HasSubstr(text));
+      EXPECT_EQ(status.to_string(), statuses[0].to_string()) << "the first cause is everybody's";
+    }
+  }
+
+  void expect_next_update_works() {
+    std::vector<TestEngine> engines;
+    engines.emplace_back(2);
+    engines.emplace_back(2);
+    for (const Status& status : job_.update("c", job_.call(engines))) {
+      ASSERT_TRUE(status.is_ok()) << status.to_string();
+    }
+    for (const TestEngine& engine : engines) {
+      for (const TestLoader& loader : engine.loaders) EXPECT_EQ(loader.difference(checkpoint_), "");
+    }
+  }
+
+  std::vector<TestEngine> two_engines() {
+    std::vector<TestEngine> engines;
+    engines.emplace_back(2);
+    engines.emplace_back(2);
+    return engines;
+  }
+
+  Checkpoint checkpoint_ = small_model(6, 101);
+  Job job_{{.ranks = 4, .instance_size = 2}};
+};
+
+TEST_F(UpdateFailure, AWorkerRefusesATensor) {
+  auto engines = two_engines();
+  engines[1].loaders[0].refuse_tensor = "model.layers.3.mlp.down_proj.weight";
+  const auto statuses = job_.update("c", job_.call(engines));
+  expect_cause(statuses, "no parameter named model.layers.3.mlp.down_proj.weight");
+  for (const TestEngine& engine : engines) {
+    for (const TestLoader& loader : engine.loaders)
+      EXPECT_EQ(loader.finished, 0) << "nobody may serve half a model";
+  }
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, AWorkerFailsAfterLoading) {
+  auto engines = two_engines();
+  engines[0].loaders[1].finish_error = "quantisation failed";
+  expect_cause(job_.update("c", job_.call(engines)), "quantisation failed");
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, TheEngineCallFails) {
+  const auto statuses =
+      job_.update("c", [](const std::vector<WorkerAddress>&, EngineCallContext& context) -> Status {
+        if (context.rank() == 2) return peer_error("the engine says 404");
+        return Status();
+      });
+  expect_cause(statuses, "rank 2: peer error: the engine says 404");
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, TheEngineCallThrows) {
+  const auto statuses =
+      job_.update("c", [](const std::vector<WorkerAddress>&, EngineCallContext&) -> Status {
+        throw std::runtime_error("boom");
+      });
+  for (const Status& status : statuses) EXPECT_THAT(status.message(), HasSubstr("boom"));
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, TheEngineAnswersButNoWorkerConnects) {
+  const auto begin = Clock::now();
+  const auto statuses = job_.update(
+      "c", [](const std::vector<WorkerAddress>&, EngineCallContext&) { return Status(); });
+  for (const Status& status : statuses)
+    EXPECT_THAT(status.message(), HasSubstr("no worker has connected"));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30)) << "not the whole deadline";
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, TheDeadlinePasses) {
+  UpdateOptions options;
+  options.timeout_seconds = 1;
+  auto engines = two_engines();
+  for (TestEngine& engine : engines) {
+    for (TestLoader& loader : engine.loaders) loader.seconds_per_tensor = 0.2;
+  }
+  const auto begin = Clock::now();
+  const auto statuses = job_.update("c", job_.call(engines), options);
+  for (const Status& status : statuses)
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status.to_string();
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(20));
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, OneRankGivesAPreparedUpdateUp) {
+  auto engines = two_engines();
+  const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
+    CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare("c", {.instance_size = 2}));
+    if (rank == 3) {
+      server.abort(std::move(prepared), aborted("the trainer has diverged"));
+      return aborted("the trainer has diverged").on_rank(3);
+    }
+    return server.commit(std::move(prepared), job_.call(engines)).status();
+  });
+  expect_cause(statuses, "the trainer has diverged");
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, OneRankIsGivenOtherOptions) {
+  auto engines = two_engines();
+  const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
+    UpdateOptions options;
+    options.instance_size = 2;
+    options.verify = rank != 1;
+    return server.update("c", job_.call(engines), options).status();
+  });
+  for (const Status& status : statuses) EXPECT_THAT(status.message(), HasSubstr("verification"));
+  expect_next_update_works();
+}
+
+TEST(UpdateIntegrity, CorruptionBetweenRegistrationAndLoadIsFound) {
+  // A file in /dev/shm is used in place: whoever still has it open can damage the registered
+  // memory.
+  const std::string path = concat("/dev/shm/ckpt-integrity-", random_id(), ".bin");
+  const OwnedTensor tensor = random_tensor("model.layers.0.weight", 3 << 20, 5);
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(tensor.bytes.data()), 3 << 20);
+  UniqueFd file(::open(path.c_str(), O_RDWR));
+  ASSERT_TRUE(file);
+
+  Job job({.ranks = 2});
+  const auto registered = job.run([&](int rank, ParameterServer& server) -> Status {
+    Registration part;
+    if (rank == 1) part.files = {{tensor.info, path, 0}};
+    CKPT_RETURN_IF_ERROR(server.register_checkpoint("c", part));
+    return server.gather_metas("c");
+  });
+  for (const Status& status : registered) ASSERT_TRUE(status.is_ok()) << status.to_string();
+  EXPECT_FALSE(std::filesystem::exists(path)) << "used in place, and removed after success";
+
+  std::vector<TestEngine> engines;
+  engines.emplace_back(2);
+  const char wrong = static_cast<char>(tensor.bytes[1234567] ^ std::byte{0x10});
+  ASSERT_EQ(::pwrite(file.get(), &wrong, 1, 1234567), 1);
+  for (const Status& status : job.update("c", job.call(engines))) {
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.to_string();
+    EXPECT_THAT(status.message(), HasSubstr("model.layers.0.weight"));
+  }
+
+  const char right = static_cast<char>(tensor.bytes[1234567]);
+  ASSERT_EQ(::pwrite(file.get(), &right, 1, 1234567), 1);
+  for (const Status& status : job.update("c", job.call(engines)))
+    EXPECT_TRUE(status.is_ok()) << status.to_string();
+  EXPECT_EQ(engines[0].loaders[0].memory["model.layers.0.weight"], tensor.bytes);
+}
+
+TEST(UpdateIntegrity, FilesInSharedMemoryStayWhenRegistrationFails) {
+  const std::string path = concat("/dev/shm/ckpt-integrity-", random_id(), ".bin");
+  std::ofstream(path, std::ios::binary) << std::string(100, 'x');
+  Job job({.ranks = 1});
+  Registration part;
+  part.files = {{*make_tensor_info("a", DType::kU8, {100}), path, 0},
+                {*make_tensor_info("b", DType::kU8, {100}), "/no/such/file", 0}};
+  EXPECT_FALSE(job.server(0).register_checkpoint("c", part).is_ok());
+  EXPECT_TRUE(std::filesystem::exists(path));
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace ckpt::testing

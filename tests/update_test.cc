@@ -1,0 +1,277 @@
+// The main job: a checkpoint that is spread over ranks goes into the memory of running engines,
+// whole, or not at all.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/strings.h"
+#include "support/job.h"
+
+namespace ckpt::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<TestEngine> make_engines(int instances, int workers) {
+  std::vector<TestEngine> engines;
+  for (int i = 0; i < instances; ++i) engines.emplace_back(workers);
+  return engines;
+}
+
+void expect_ok(const std::vector<Status>& statuses) {
+  for (const Status& status : statuses) EXPECT_TRUE(status.is_ok()) << status.to_string();
+}
+
+void expect_whole(const std::vector<TestEngine>& engines, const Checkpoint& checkpoint) {
+  for (const TestEngine& engine : engines) {
+    for (const TestLoader& loader : engine.loaders) EXPECT_EQ(loader.difference(checkpoint), "");
+  }
+}
+
+TEST(Update, FourRanksUpdateTwoInstancesOfTwoWorkers) {
+  const Checkpoint checkpoint = small_model(6, 1);
+  Job job({.ranks = 4, .instance_size = 2});
+  ASSERT_TRUE(job.load("step-1", checkpoint).is_ok());
+  auto engines = make_engines(2, 2);
+  expect_ok(job.update("step-1", job.call(engines)));
+  expect_whole(engines, checkpoint);
+  std::uint64_t filled = 0;
+  for (const UpdateReport& report : job.reports) {
+    EXPECT_EQ(report.loaded_tensors, checkpoint.size());
+    EXPECT_EQ(report.verified_tensors, checkpoint.size());
+    EXPECT_EQ(report.total_bytes, report.loaded_bytes);
+    EXPECT_EQ(report.passes, 1);
+    EXPECT_EQ(report.wire, "native");
+    EXPECT_EQ(report.received_bytes, 0u) << "the ranks of one host share their ring";
+    filled += report.filled_bytes;
+  }
+  EXPECT_GE(filled, job.reports[0].total_bytes);
+  EXPECT_EQ(engines[1].loaders[1].finished, 1);
+}
+
+TEST(Update, NewWeightsReplaceTheOldOnesInPlace) {
+  Job job({.ranks = 2});
+  auto engines = make_engines(1, 2);
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const Checkpoint checkpoint = small_model(2, step);
+    const std::string name = concat("step-", step);
+    ASSERT_TRUE(job.load(name, checkpoint).is_ok());
+    expect_ok(job.update(name, job.call(engines)));
+    expect_whole(engines, checkpoint);
+    expect_ok(
+        job.run([&](int, ParameterServer& server) { return server.unregister_checkpoint(name); }));
+  }
+}
+
+TEST(Update, OneRankAlone) {
+  const Checkpoint checkpoint = small_model(3, 5);
+  Job job({.ranks = 1});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = make_engines(1, 1);
+  expect_ok(job.update("c", job.call(engines)));
+  expect_whole(engines, checkpoint);
+}
+
+TEST(Update, ATensorLargerThanTheBucketTakesTheRingAlone) {
+  Checkpoint checkpoint = small_model(2, 3);
+  checkpoint["model.layers.1.huge"] = random_tensor("model.layers.1.huge", (13 << 20) + 1, 9);
+  Job job({.ranks = 3,
+           .adjust = [](ParameterServerOptions& options) { options.ring_bytes = 4 << 20; }});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = make_engines(1, 3);
+  expect_ok(job.update("c", job.call(engines)));
+  expect_whole(engines, checkpoint);
+  EXPECT_GE(job.reports[0].ring_bytes, (13u << 20) + 1);
+}
+
+TEST(Update, SeveralHostsPassTheBytesOn) {
+  const Checkpoint checkpoint = small_model(8, 11);
+  Job job({.ranks = 6, .instance_size = 2, .host_ids = {"a", "a", "b", "b", "c", "c"}});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = make_engines(3, 2);
+  for (int round = 0; round < 2; ++round) {
+    expect_ok(job.update("c", job.call(engines)));
+    expect_whole(engines, checkpoint);
+  }
+  std::uint64_t received = 0;
+  for (const UpdateReport& report : job.reports) received += report.received_bytes;
+  // Every byte enters each of the two other hosts once.
+  EXPECT_GE(received, 2 * job.reports[0].total_bytes);
+}
+
+TEST(Update, SubsetsOfRecipientsAndOwnersThatAreNone) {
+  const Checkpoint checkpoint = small_model(4, 13);
+  for (const auto& hosts :
+       {std::vector<std::string>{}, std::vector<std::string>{"a", "a", "b", "b"}}) {
+    Job job({.ranks = 4, .host_ids = hosts});
+    ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+    for (const std::vector<int>& recipients : {std::vector<int>{2}, std::vector<int>{3, 1},
+                                               std::vector<int>{0, 1, 2}, std::vector<int>{}}) {
+      const std::size_t workers = recipients.empty() ? 4 : recipients.size();
+      auto engines = make_engines(1, static_cast<int>(workers));
+      UpdateOptions options;
+      options.recipients = recipients;
+      expect_ok(job.update("c", job.call(engines), options));
+      expect_whole(engines, checkpoint);
+    }
+  }
+}
+
+TEST(Update, OwnersNeedNotCallUpdate) {
+  const Checkpoint checkpoint = small_model(3, 17);
+  Job job({.ranks = 3});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = make_engines(1, 1);
+  UpdateOptions options;
+  options.recipients = {1};
+  options.all_ranks_call = false;
+  expect_ok(job.run(
+      [&](int, ParameterServer& server) {
+        return server.update("c", job.call(engines), options).status();
+      },
+      {1}));
+  expect_whole(engines, checkpoint);
+}
+
+TEST(Update, RanksWithoutAPartAndAnEmptyCheckpoint) {
+  Checkpoint one;
+  one["only"] = random_tensor("only", 100, 1);
+  Job job({.ranks = 3});
+  ASSERT_TRUE(job.load("one", one).is_ok());
+  auto engines = make_engines(1, 3);
+  expect_ok(job.update("one", job.call(engines)));
+  expect_whole(engines, one);
+
+  ASSERT_TRUE(job.load("none", {}).is_ok());
+  auto others = make_engines(1, 3);
+  expect_ok(job.update("none", job.call(others)));
+  expect_whole(others, {});
+}
+
+TEST(Update, EqualCopiesOnSeveralRanksAreSentOnce) {
+  const Checkpoint checkpoint = small_model(4, 19);
+  Job job({.ranks = 3});
+  expect_ok(job.run([&](int, ParameterServer& server) -> Status {
+    Registration part;
+    for (const auto& [name, tensor] : checkpoint)
+      part.tensors.push_back({tensor.info, tensor.bytes.data()});
+    CKPT_RETURN_IF_ERROR(server.register_checkpoint("c", part));
+    return server.gather_metas("c");
+  }));
+  auto engines = make_engines(1, 3);
+  expect_ok(job.update("c", job.call(engines)));
+  expect_whole(engines, checkpoint);
+  std::uint64_t filled = 0;
+  for (const UpdateReport& report : job.reports) filled += report.filled_bytes;
+  EXPECT_LT(filled, 2 * job.reports[0].total_bytes);
+}
+
+TEST(Update, DifferentCopiesOfOneNameAreRefusedWithBothRanks) {
+  Job job({.ranks = 3});
+  const auto statuses = job.run([&](int rank, ParameterServer& server) -> Status {
+    const OwnedTensor mine = random_tensor("w", 1000, rank == 2 ? 7 : 8);
+    CKPT_RETURN_IF_ERROR(
+        server.register_checkpoint("c", {.tensors = {{mine.info, mine.bytes.data()}}}));
+    return server.gather_metas("c");
+  });
+  for (const Status& status : statuses) {
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.to_string();
+    EXPECT_THAT(status.message(), HasSubstr("\"w\""));
+    EXPECT_THAT(status.message(), HasSubstr("2"));
+  }
+}
+
+TEST(Update, ASecondPassServesADraftModel) {
+  const Checkpoint checkpoint = small_model(3, 23);
+  Job job({.ranks = 4, .instance_size = 2});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = make_engines(2, 2);
+  // Only the engine of ranks 2 and 3 has a draft model.
+  const EngineCall once = job.call(engines, 1), twice = job.call(engines, 2);
+  expect_ok(job.update("c", [&](const std::vector<WorkerAddress>& all, EngineCallContext& context) {
+    return context.rank() == 2 ? twice(all, context) : once(all, context);
+  }));
+  expect_whole(engines, checkpoint);
+  EXPECT_EQ(job.reports[0].passes, 1);
+  EXPECT_EQ(job.reports[2].passes, 2);
+  EXPECT_EQ(job.reports[3].passes, 2);
+  EXPECT_EQ(engines[1].loaders[1].finished, 2);
+}
+
+TEST(Update, PreparedIsNotYetSeenByTheEngine) {
+  const Checkpoint checkpoint = small_model(2, 29);
+  Job job({.ranks = 2});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = make_engines(1, 2);
+  std::vector<std::unique_ptr<PreparedUpdate>> prepared(2);
+  expect_ok(job.run([&](int rank, ParameterServer& server) -> Status {
+    CKPT_ASSIGN_OR_RETURN(prepared[static_cast<std::size_t>(rank)], server.prepare("c", {}));
+    EXPECT_EQ(server.prepare("c", {}).status().code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(server.unregister_checkpoint("c").code(), StatusCode::kFailedPrecondition);
+    return Status();
+  }));
+  EXPECT_TRUE(engines[0].loaders[0].memory.empty());
+  expect_ok(job.run([&](int rank, ParameterServer& server) -> Status {
+    return server.commit(std::move(prepared[static_cast<std::size_t>(rank)]), job.call(engines))
+        .status();
+  }));
+  expect_whole(engines, checkpoint);
+}
+
+TEST(Update, APreparedUpdateCanBeGivenUp) {
+  const Checkpoint checkpoint = small_model(2, 31);
+  Job job({.ranks = 2});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  expect_ok(job.run([&](int, ParameterServer& server) -> Status {
+    CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare("c", {}));
+    server.abort(std::move(prepared), aborted("training went wrong"));
+    return Status();
+  }));
+  auto engines = make_engines(1, 2);
+  expect_ok(job.update("c", job.call(engines)));
+  expect_whole(engines, checkpoint);
+}
+
+TEST(Update, WrongOrdersOfCallsAreExplained) {
+  const Checkpoint checkpoint = small_model(1, 37);
+  Job job({.ranks = 2});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  const auto nobody = [](const std::vector<WorkerAddress>&, EngineCallContext&) {
+    return Status();
+  };
+  expect_ok(job.run([&](int rank, ParameterServer& server) -> Status {
+    const OwnedTensor tensor = random_tensor("x", 10, 1);
+    EXPECT_EQ(
+        server.register_checkpoint("c", {.tensors = {{tensor.info, tensor.bytes.data()}}}).code(),
+        StatusCode::kAlreadyExists);
+    const Status other = server.update("other", nobody).status();
+    EXPECT_EQ(other.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(other.message(), HasSubstr("gather_metas"));
+    EXPECT_EQ(other.rank(), rank);
+    UpdateOptions options;
+    options.recipients = {1, 1};
+    EXPECT_EQ(server.update("c", nobody, options).status().code(), StatusCode::kInvalidArgument);
+    options.recipients = {0, 2};
+    EXPECT_THAT(server.update("c", nobody, options).status().message(), HasSubstr("rank 2"));
+    EXPECT_EQ(server.unregister_checkpoint("other").code(), StatusCode::kNotFound);
+    EXPECT_TRUE(server.unregister_checkpoint("other", true).is_ok());
+    return Status();
+  }));
+  // The refused registration left the first one whole.
+  auto engines = make_engines(1, 2);
+  expect_ok(job.update("c", job.call(engines)));
+  expect_whole(engines, checkpoint);
+}
+
+TEST(Update, MetasCanBeExported) {
+  const Checkpoint checkpoint = small_model(1, 41);
+  Job job({.ranks = 2});
+  EXPECT_EQ(job.server(0).export_metas().status().code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  const auto first = job.server(0).export_metas(), second = job.server(1).export_metas();
+  ASSERT_TRUE(first.is_ok());
+  EXPECT_EQ(*first, *second);
+  EXPECT_THAT(*first, HasSubstr("model.embed_tokens.weight"));
+}
+
+}  // namespace
+}  // namespace ckpt::testing

@@ -6,7 +6,6 @@
 
 #include "base/log.h"
 #include "base/strings.h"
-#include "collective/chain/chain_spread.h"
 #include "parameter_server/catalog_fingerprint.h"
 
 namespace ckpt {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint_engine/parameter_server.h"
+#include "collective/chain/chain_spread.h"
 #include "collective/spread.h"
 #include "parameter_server/deliver_lane.h"
 #include "parameter_server/fill_lane.h"

@@ -65,12 +65,12 @@ Result<std::unique_ptr<UpdateSession>> UpdateSession::prepare(
 }
 
 UpdateSession::~UpdateSession() {
-  if (!over_) fail(aborted("the update was given up"));
+  if (!over_) static_cast<void>(fail(aborted("the update was given up")));
   engine_call_.reset();
   setup_.control.end_update(setup_.epoch);
 }
 
-void UpdateSession::abort(const Status& cause) { fail(cause); }
+void UpdateSession::abort(const Status& cause) { static_cast<void>(fail(cause)); }
 
 Status UpdateSession::fail(const Status& status) {
   if (over_) return status;

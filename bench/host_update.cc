@@ -1,0 +1,169 @@
+// The main job on the host device, beside the ceiling of the machine in the same run: 4 ranks put a
+// checkpoint of min(4 GiB, a tenth of memory) into 4 workers. Rate = (filled + loaded bytes) / time
+// of commit; the ceiling is a memcpy of as many bytes by as many threads.
+//
+//   usage: host_update [--bytes SIZE] [--updates N] [--check]
+//   --check: exit code 1 when a target of docs/benchmarks.md is missed
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/shared_memory.h"
+#include "base/strings.h"
+#include "support/job.h"
+
+namespace {
+
+using ckpt::testing::Job;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRanks = 4;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// Layers of qwen3-like shapes (docs/benchmarks.md) until `bytes` are reached.
+ckpt::testing::Checkpoint make_checkpoint(std::uint64_t bytes) {
+  ckpt::testing::Checkpoint checkpoint;
+  std::uint64_t total = 0;
+  const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
+    auto tensor = ckpt::testing::random_tensor(name, static_cast<std::uint64_t>(rows * columns) * 2,
+                                               total + 1);
+    tensor.info = *ckpt::make_tensor_info(name, ckpt::DType::kBF16, {rows, columns});
+    total += tensor.info.bytes;
+    checkpoint[name] = std::move(tensor);
+  };
+  for (int layer = 0; total < bytes; ++layer) {
+    const std::string prefix = ckpt::concat("model.layers.", layer, ".");
+    add(prefix + "self_attn.q_proj.weight", 4096, 4096);
+    add(prefix + "self_attn.k_proj.weight", 1024, 4096);
+    add(prefix + "self_attn.v_proj.weight", 1024, 4096);
+    add(prefix + "self_attn.o_proj.weight", 4096, 4096);
+    add(prefix + "mlp.gate_proj.weight", 12288, 4096);
+    add(prefix + "mlp.up_proj.weight", 12288, 4096);
+    add(prefix + "mlp.down_proj.weight", 4096, 12288);
+    add(prefix + "input_layernorm.weight", 4096, 1);
+  }
+  return checkpoint;
+}
+
+/// Seconds that `threads` threads need to memcpy `bytes` in all, between buffers far larger than
+/// the caches.
+double memcpy_seconds(std::uint64_t bytes, int threads) {
+  const std::size_t piece = 128 << 20;
+  std::vector<std::vector<char>> from, to;
+  for (int i = 0; i < threads; ++i) {
+    from.emplace_back(piece, static_cast<char>(i));
+    to.emplace_back(piece, 0);
+  }
+  const auto begin = Clock::now();
+  std::vector<std::thread> workers;
+  for (int i = 0; i < threads; ++i) {
+    workers.emplace_back([&, i] {
+      for (std::uint64_t left = bytes / static_cast<std::uint64_t>(threads); left > 0;) {
+        const std::size_t n = std::min<std::uint64_t>(left, piece);
+        std::memcpy(to[static_cast<std::size_t>(i)].data(),
+                    from[static_cast<std::size_t>(i)].data(), n);
+        left -= n;
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  return seconds_since(begin);
+}
+
+struct Measured {
+  std::vector<double> ratios;         // of the memcpy in the same round
+  std::vector<double> rates;          // GB/s
+  std::vector<double> first_buckets;  // seconds
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::uint64_t bytes = std::min<std::uint64_t>(4ull << 30, *ckpt::available_host_memory() / 10);
+  int updates = 5;
+  bool check = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--check") {
+      check = true;
+    } else if (argument == "--bytes" && i + 1 < argc) {
+      bytes = *ckpt::parse_bytes(argv[++i]);
+    } else if (argument == "--updates" && i + 1 < argc) {
+      updates = std::stoi(argv[++i]);
+    } else {
+      std::fprintf(stderr, "usage: host_update [--bytes SIZE] [--updates N] [--check]\n");
+      return 2;
+    }
+  }
+
+  Job job({.ranks = kRanks, .adjust = [](ckpt::ParameterServerOptions& options) {
+             options.ring_bytes = 0;
+             options.chunk_bytes = 32 << 20;
+           }});
+  {
+    const auto checkpoint = make_checkpoint(bytes);
+    const auto begin = Clock::now();
+    if (const ckpt::Status status = job.load("bench", checkpoint); !status.is_ok()) {
+      std::fprintf(stderr, "host_update: %s\n", status.to_string().c_str());
+      return 1;
+    }
+    std::printf("registered %zu tensors in %.2f s\n", checkpoint.size(), seconds_since(begin));
+  }
+
+  std::vector<ckpt::testing::TestEngine> engines;
+  engines.emplace_back(kRanks);
+  Measured measured[2];
+  std::uint64_t moved = 0;
+  for (int round = -1; round < updates; ++round) {
+    for (const bool verify : {false, true}) {
+      ckpt::UpdateOptions options;
+      options.verify = verify;
+      engines[0].options.verify = verify;
+      for (const ckpt::Status& status : job.update("bench", job.call(engines), options)) {
+        if (!status.is_ok()) {
+          std::fprintf(stderr, "host_update: %s\n", status.to_string().c_str());
+          return 1;
+        }
+      }
+      moved = 0;
+      double seconds = 0, first = 0;
+      for (const ckpt::UpdateReport& report : job.reports) {
+        moved += report.filled_bytes + report.loaded_bytes;
+        seconds = std::max(seconds, report.commit_seconds);
+        first = std::max(first, report.first_bucket_seconds);
+      }
+      if (round < 0) continue;  // touches the workers' memory
+      const double ceiling = memcpy_seconds(moved, 2 * kRanks);
+      measured[verify].ratios.push_back(ceiling / seconds);
+      measured[verify].rates.push_back(static_cast<double>(moved) / seconds / 1e9);
+      measured[verify].first_buckets.push_back(first);
+    }
+  }
+
+  std::printf("%d ranks, %d workers, checkpoint %s, %d updates, %s moved in each; medians\n",
+              kRanks, kRanks, ckpt::format_bytes(job.reports[0].total_bytes).c_str(), updates,
+              ckpt::format_bytes(moved).c_str());
+  std::printf("%-14s %8s %18s %22s\n", "", "GB/s", "ratio to memcpy", "first bucket after ms");
+  for (const bool verify : {false, true}) {
+    const Measured& m = measured[verify];
+    std::printf("%-14s %8.2f %18.2f %22.2f\n", verify ? "verified" : "not verified",
+                median(m.rates), median(m.ratios), median(m.first_buckets) * 1e3);
+  }
+  const double kept = median(measured[1].ratios) / median(measured[0].ratios);
+  std::printf("verification keeps %.0f %% of the rate\n", kept * 100);
+  const bool reached = median(measured[0].ratios) >= 0.7 && kept >= 0.7;
+  std::printf("targets (ratio >= 0.70 without verification, >= 70 %% of it with): %s\n",
+              reached ? "reached" : "missed");
+  return check && !reached ? 1 : 0;
+}

@@ -36,28 +36,23 @@ int main(int argc, char** argv) {
                   size_t(report->verified_tensors));
     return report.status();
   };
-  ckpt::Status status;
-  if (argc > 1) {
-    status = take(argv[1]);
-  } else {
+  const auto update_myself = [&]() -> ckpt::Status {
     const std::vector<std::byte> q(64 * 64 * 2, std::byte{1}), norm(64 * 4, std::byte{2});
-    const auto update_myself = [&]() -> ckpt::Status {
-      ckpt::ParameterServerOptions options;
-      options.device = "host";
-      CKPT_ASSIGN_OR_RETURN(auto server, ckpt::ParameterServer::create(options));
-      CKPT_ASSIGN_OR_RETURN(auto q_info,
-                            ckpt::make_tensor_info("q_proj.weight", ckpt::DType::kBF16, {64, 64}));
-      CKPT_ASSIGN_OR_RETURN(auto norm_info,
-                            ckpt::make_tensor_info("norm.weight", ckpt::DType::kF32, {64}));
-      CKPT_RETURN_IF_ERROR(server->register_checkpoint(
-          "step-1", {.tensors = {{q_info, q.data()}, {norm_info, norm.data()}}}));
-      CKPT_RETURN_IF_ERROR(server->gather_metas("step-1"));
-      return server
-          ->update("step-1", [&](const auto& ranks, auto&) { return take(ranks[0].address); })
-          .status();
-    };
-    status = update_myself();
-  }
+    ckpt::ParameterServerOptions options;
+    options.device = "host";
+    CKPT_ASSIGN_OR_RETURN(auto server, ckpt::ParameterServer::create(options));
+    CKPT_ASSIGN_OR_RETURN(auto q_info,
+                          ckpt::make_tensor_info("q_proj.weight", ckpt::DType::kBF16, {64, 64}));
+    CKPT_ASSIGN_OR_RETURN(auto norm_info,
+                          ckpt::make_tensor_info("norm.weight", ckpt::DType::kF32, {64}));
+    CKPT_RETURN_IF_ERROR(server->register_checkpoint(
+        "step-1", {.tensors = {{q_info, q.data()}, {norm_info, norm.data()}}}));
+    CKPT_RETURN_IF_ERROR(server->gather_metas("step-1"));
+    return server
+        ->update("step-1", [&](const auto& ranks, auto&) { return take(ranks[0].address); })
+        .status();
+  };
+  const ckpt::Status status = argc > 1 ? take(argv[1]) : update_myself();
   if (!status) std::fprintf(stderr, "%s\n", status.to_string().c_str());
   return status ? 0 : 1;
 }

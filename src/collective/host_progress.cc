@@ -50,45 +50,43 @@ std::vector<Link> links_of(const Schedule& schedule) {
   return {links.begin(), links.end()};
 }
 
-Status RingSpace::wait(std::uint32_t bucket, Deadline deadline, AbortSignal& abort) const {
+std::vector<RingCredits::Condition> RingCredits::conditions(std::uint32_t bucket) const {
+  std::vector<Condition> conditions;
   const std::int32_t before = plan_.buckets[bucket].reuse_after;
-  if (before < 0) return Status();
-  const std::uint64_t done = static_cast<std::uint64_t>(before) + 1;
-  for (const int reader : readers_) {
-    const Status status = progress_.wait(layout_.acknowledged(reader), done, deadline, abort);
-    if (status.code() == StatusCode::kDeadlineExceeded) {
-      return deadline_exceeded(concat("the worker of rank ", reader, " has loaded ",
-                                      progress_.value(layout_.acknowledged(reader)), " of ",
-                                      plan_.buckets.size(), " buckets; the ring stays full"));
-    }
-    CKPT_RETURN_IF_ERROR(status);
+  if (before < 0) return conditions;
+  const BucketSchedule& last = schedule_.buckets[static_cast<std::size_t>(before)];
+  for (const int rank : readers_.workers) {
+    conditions.push_back({layout_.acknowledged(rank), static_cast<std::uint64_t>(before) + 1, rank,
+                          " buckets were loaded by the worker of rank "});
   }
-  for (const LinkNeed& need : schedule_.buckets[static_cast<std::size_t>(before)].forwarded) {
-    const Status status =
-        progress_.wait(layout_.forwarded({need.from, need.to}), need.chunks, deadline, abort);
+  for (const int rank : readers_.pullers) {
+    conditions.push_back(
+        {layout_.pulled_total(rank), last.pulled, rank, " chunks were pulled by rank "});
+  }
+  for (const LinkNeed& need : last.forwarded) {
+    conditions.push_back({layout_.forwarded({need.from, need.to}), need.chunks, need.to,
+                          " chunks were taken by rank "});
+  }
+  return conditions;
+}
+
+Status RingCredits::wait(std::uint32_t bucket, Deadline deadline, AbortSignal& abort) const {
+  for (const Condition& condition : conditions(bucket)) {
+    const Status status = progress_.wait(condition.slot, condition.target, deadline, abort);
     if (status.code() == StatusCode::kDeadlineExceeded) {
-      return deadline_exceeded(concat(
-          "rank ", need.to, " has taken ", progress_.value(layout_.forwarded({need.from, need.to})),
-          " of ", need.chunks, " chunks from rank ", need.from, "; the ring stays full"));
+      return deadline_exceeded(concat("the ring stays full: only ", progress_.value(condition.slot),
+                                      " of ", condition.target, condition.what, condition.late));
     }
     CKPT_RETURN_IF_ERROR(status);
   }
   return Status();
 }
 
-bool RingSpace::is_free(std::uint32_t bucket) const {
-  const std::int32_t before = plan_.buckets[bucket].reuse_after;
-  if (before < 0) return true;
-  const std::uint64_t done = static_cast<std::uint64_t>(before) + 1;
-  const auto loaded = [&](int reader) {
-    return progress_.value(layout_.acknowledged(reader)) >= done;
-  };
-  const auto taken = [&](const LinkNeed& need) {
-    return progress_.value(layout_.forwarded({need.from, need.to})) >= need.chunks;
-  };
-  const auto& links = schedule_.buckets[static_cast<std::size_t>(before)].forwarded;
-  return std::all_of(readers_.begin(), readers_.end(), loaded) &&
-         std::all_of(links.begin(), links.end(), taken);
+bool RingCredits::is_free(std::uint32_t bucket) const {
+  const auto all = conditions(bucket);
+  return std::all_of(all.begin(), all.end(), [&](const Condition& condition) {
+    return progress_.value(condition.slot) >= condition.target;
+  });
 }
 
 }  // namespace ckpt

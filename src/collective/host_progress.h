@@ -52,30 +52,45 @@ class HostProgressLayout {
 /// All links that begin on the host of this schedule, sorted.
 std::vector<Link> links_of(const Schedule& schedule);
 
+/// Who must be done with a ring before its space is used again.
+struct RingReaders {
+  std::vector<int> workers;  ///< ranks whose workers load from it
+  std::vector<int> pullers;  ///< ranks that pull from it (RingSharing::kPerRank without staging)
+};
+
 /// When a bucket's ring space may be written.
-class RingSpace {
+class RingCredits {
  public:
-  /// All referred objects must outlive it. `readers`: the ranks whose workers read the ring.
-  RingSpace(const Plan& plan, const Schedule& schedule, const HostProgressLayout& layout,
-            const Progress& progress, std::vector<int> readers)
+  /// All referred objects must outlive it.
+  RingCredits(const Plan& plan, const Schedule& schedule, const HostProgressLayout& layout,
+              const Progress& progress, RingReaders readers)
       : plan_(plan),
         schedule_(schedule),
         layout_(layout),
         progress_(progress),
         readers_(std::move(readers)) {}
 
-  /// Returns when everything that overlaps `bucket` in the ring has been loaded and forwarded. An
-  /// error names who is late.
+  /// Returns when everything that overlaps `bucket` in the ring has been loaded, pulled and
+  /// forwarded. An error names who is late.
   Status wait(std::uint32_t bucket, Deadline deadline, AbortSignal& abort) const;
   /// The same question without waiting.
   bool is_free(std::uint32_t bucket) const;
 
  private:
+  /// Something that must be reached, and how to say that it was not.
+  struct Condition {
+    Progress::Slot slot;
+    std::uint64_t target;
+    int late;  ///< the rank to blame
+    const char* what;
+  };
+  std::vector<Condition> conditions(std::uint32_t bucket) const;
+
   const Plan& plan_;
   const Schedule& schedule_;
   const HostProgressLayout& layout_;
   const Progress& progress_;
-  std::vector<int> readers_;
+  const RingReaders readers_;
 };
 
 }  // namespace ckpt

@@ -51,7 +51,8 @@ Status FillLane::start(std::size_t sequence) {
           : target.staging + sequence % target.slots * target.slot_bytes - chunk.part_offset;
   for (const SourceRange& range : chunk_ranges(context_.plan, chunk)) {
     std::byte* to = base + range.part_offset;
-    CKPT_ASSIGN_OR_RETURN(const std::vector<PoolRun> runs, context_.pool.cut(range.source_offset, range.bytes));
+    CKPT_ASSIGN_OR_RETURN(const std::vector<PoolRun> runs,
+                          context_.pool.cut(range.source_offset, range.bytes));
     for (const PoolRun& run : runs) {
       CKPT_RETURN_IF_ERROR(context_.stream->copy(to, run.data, run.bytes));
       to += run.bytes;

@@ -31,7 +31,7 @@ struct FillContext {
   const Schedule& schedule;
   Progress& progress;
   const HostProgressLayout& layout;
-  const RingSpace& space;
+  const RingCredits& space;
   const HostPool& pool;
   int rank;
   FillTarget target;

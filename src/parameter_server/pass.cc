@@ -264,8 +264,8 @@ Status Pass::start_lanes() {
   PassBuffers& buffers = *buffers_;
   const bool per_rank = plan.options.sharing == RingSharing::kPerRank;
   space_ =
-      std::make_unique<RingSpace>(plan, schedule, buffers.layout(), buffers.progress(),
-                                  per_rank ? std::vector<int>{setup_.rank} : local_recipients_);
+      std::make_unique<RingCredits>(plan, schedule, buffers.layout(), buffers.progress(),
+                                    per_rank ? std::vector<int>{setup_.rank} : local_recipients_);
   CKPT_RETURN_IF_ERROR(connect_peers());
 
   if (!schedule.fill.empty()) {

@@ -83,7 +83,7 @@ class Pass {
   std::vector<int> local_recipients_;
   std::shared_ptr<const CachedPlan> plan_;
   std::shared_ptr<PassBuffers> buffers_;
-  std::unique_ptr<RingSpace> space_;
+  std::unique_ptr<RingCredits> space_;
   std::unique_ptr<MemoryRegion> ring_region_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, RemoteMemory> pools_, rings_;

@@ -43,20 +43,17 @@ Result<PassBuffers> PassBuffers::allocate(const PassSetup& setup, const Plan& pl
   }
 
   const PlanOptions& sizes = plan.options;
+  buffers.chunk_bytes_ = sizes.chunk_bytes;
   const bool per_rank = sizes.sharing == RingSharing::kPerRank;
   if (per_rank || buffers.makes_shared_) {
     CKPT_ASSIGN_OR_RETURN(
         buffers.ring_,
         setup.device.allocate(std::max(sizes.ring_bytes, kRingAlignment), new_name("ring")));
   }
-  if (per_rank && !schedule.direct) {
-    buffers.slot_bytes_ = sizes.chunk_bytes;
-    buffers.slots_ = static_cast<std::uint64_t>(std::max(sizes.staging_chunks, 1));
-    if (!schedule.fill.empty()) {
-      CKPT_ASSIGN_OR_RETURN(
-          buffers.fill_staging_,
-          setup.device.allocate(buffers.slot_bytes_ * buffers.slots_, new_name("staging")));
-    }
+  if (schedule.fill_slots > 0) {
+    CKPT_ASSIGN_OR_RETURN(
+        buffers.fill_staging_,
+        setup.device.allocate(sizes.chunk_bytes * schedule.fill_slots, new_name("staging")));
   }
   return buffers;
 }
@@ -67,7 +64,8 @@ void PassBuffers::describe(PassReady& ready) const {
   if (fill_staging_) ready.fill_staging = fill_staging_->handle();
 }
 
-Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<PassReady>& ready) {
+Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<PassReady>& ready,
+                         const std::set<StreamKey>& pulled_streams) {
   const std::vector<int>& local = layout_->local_ranks();
   const auto told_by = [&](int rank) -> const PassReady& {
     const auto at = std::lower_bound(recipients.begin(), recipients.end(), rank);
@@ -81,18 +79,21 @@ Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<P
   if (!ring_) {
     CKPT_ASSIGN_OR_RETURN(ring_, device_->open(told_by(local.front()).ring));
   }
-  if (slots_ == 0) return Status();
-  for (const int rank : local) {
-    const BufferHandle& handle = told_by(rank).fill_staging;
-    if (handle.bytes == 0) continue;
-    if (rank == rank_) {
-      stagings_[{rank, StreamKind::kFill}] = staging_of(fill_staging_->data());
-      continue;
+  for (const StreamKey& key : pulled_streams) {
+    const PassReady& told = told_by(key.first);
+    const BufferHandle& handle = told.fill_staging.bytes > 0 ? told.fill_staging : told.ring;
+    const std::byte* data = nullptr;
+    if (key.first == rank_) {
+      data = fill_staging_ ? fill_staging_->data() : ring_->data();
+    } else {
+      auto opened = device_->open(handle);
+      if (!opened) return opened.status().with_context(concat("memory of rank ", key.first));
+      data = (*opened)->data();
+      opened_.push_back(std::move(*opened));
     }
-    auto opened = device_->open(handle);
-    if (!opened) return opened.status().with_context(concat("staging of rank ", rank));
-    stagings_[{rank, StreamKind::kFill}] = staging_of((*opened)->data());
-    opened_.push_back(std::move(*opened));
+    const std::uint64_t slots =
+        told.fill_staging.bytes > 0 ? told.fill_staging.bytes / chunk_bytes_ : 0;
+    stagings_[key] = {data, chunk_bytes_, slots};
   }
   return Status();
 }

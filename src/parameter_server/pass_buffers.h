@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "collective/host_progress.h"
@@ -25,7 +27,9 @@ class PassBuffers {
   static Result<PassBuffers> allocate(const PassSetup& setup, const Plan& plan,
                                       const Schedule& schedule, std::vector<int> local_recipients);
   /// Opens what others made; `ready[i]` is what `recipients[i]` told.
-  Status open(const std::vector<int>& recipients, const std::vector<PassReady>& ready);
+  /// `pulled_streams`: the streams of this host that this rank pulls from.
+  Status open(const std::vector<int>& recipients, const std::vector<PassReady>& ready,
+              const std::set<StreamKey>& pulled_streams);
   /// Nobody else can open anything any more: called when all ranks and workers of the host have.
   void close_to_others();
 
@@ -36,19 +40,18 @@ class PassBuffers {
   Progress& progress() const { return *progress_; }
   const HostProgressLayout& layout() const { return *layout_; }
   DeviceBuffer* fill_staging() const { return fill_staging_.get(); }
-  /// Of every rank of this host, this one included, as this process sees them.
+  /// Where the pulled streams lie, this rank's own included.
   const std::map<StreamKey, Staging>& stagings() const { return stagings_; }
   std::uint64_t ring_bytes() const { return ring_->size(); }
   std::uint64_t staging_bytes() const { return fill_staging_ ? fill_staging_->size() : 0; }
 
  private:
   PassBuffers() = default;
-  Staging staging_of(const std::byte* data) const { return {data, slot_bytes_, slots_}; }
 
   Device* device_ = nullptr;
   int rank_ = 0;
   bool makes_shared_ = false;
-  std::uint64_t slot_bytes_ = 0, slots_ = 0;
+  std::uint64_t chunk_bytes_ = 0;
   std::unique_ptr<HostProgressLayout> layout_;
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<DeviceBuffer> ring_;

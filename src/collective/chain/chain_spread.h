@@ -39,7 +39,7 @@ struct ChainContext {
   const Schedule& schedule;
   Progress& progress;
   const HostProgressLayout& layout;
-  const RingSpace& space;
+  const RingCredits& space;
   std::uint64_t epoch;
   std::uint32_t pass;
   int rank;

@@ -29,9 +29,14 @@ Status PeerSpread::start(std::size_t index) {
   const Part& part = context_.plan.parts[pull.chunk.part];
   const std::uint64_t ring_offset =
       context_.plan.places_of(part)[0].ring_offset + pull.chunk.part_offset;
-  CKPT_RETURN_IF_ERROR(context_.stream->copy(
-      context_.ring + ring_offset,
-      staging.data + pull.sequence % staging.slots * staging.slot_bytes, pull.chunk.bytes));
+  const std::byte* from = staging.slots == 0
+                              ? staging.data + ring_offset
+                              : staging.data + pull.sequence % staging.slots * staging.slot_bytes;
+  // Without staging this rank's own chunks are where they belong already.
+  if (from != context_.ring + ring_offset) {
+    CKPT_RETURN_IF_ERROR(
+        context_.stream->copy(context_.ring + ring_offset, from, pull.chunk.bytes));
+  }
   CKPT_ASSIGN_OR_RETURN(const CopyStream::Ticket ticket, context_.stream->mark());
   in_flight_.push_back({index, ticket});
   return Status();

@@ -16,7 +16,8 @@
 
 namespace ckpt {
 
-/// The staging of one stream of one rank: chunk i of the stream lies in slot i modulo `slots`.
+/// Where the chunks of one stream of one rank lie: in staging, chunk i in slot i modulo `slots`;
+/// or, with no slots, in the ring of that rank, at the place that they have in every ring.
 struct Staging {
   const std::byte* data = nullptr;  ///< as this process sees it
   std::uint64_t slot_bytes = 0;
@@ -32,7 +33,7 @@ struct PeerContext {
   const Schedule& schedule;
   Progress& progress;
   const HostProgressLayout& layout;
-  const RingSpace& space;  ///< of this rank's own ring
+  const RingCredits& space;  ///< of this rank's own ring
   int rank;
   std::byte* ring;
   std::map<StreamKey, Staging> stagings;  ///< of every stream in the pull list

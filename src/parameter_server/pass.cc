@@ -176,7 +176,9 @@ Status Pass::allocate_and_open(std::string address) {
   mine.address = std::move(address);
   buffers_->describe(mine);
   CKPT_RETURN_IF_ERROR(gather_ready("handles", mine));
-  CKPT_RETURN_IF_ERROR(buffers_->open(recipients_, ready_));
+  std::set<StreamKey> pulled_streams;
+  for (const Pull& pull : plan_->schedule.pull) pulled_streams.insert({pull.rank, pull.kind});
+  CKPT_RETURN_IF_ERROR(buffers_->open(recipients_, ready_, pulled_streams));
   // Only now is a ring that another rank made mapped here, and can be registered for readers of
   // other hosts.
   if (setup_.transport != nullptr && plan_->crosses_hosts()) {
@@ -263,9 +265,11 @@ Status Pass::start_lanes() {
   const Schedule& schedule = plan_->schedule;
   PassBuffers& buffers = *buffers_;
   const bool per_rank = plan.options.sharing == RingSharing::kPerRank;
-  space_ =
-      std::make_unique<RingCredits>(plan, schedule, buffers.layout(), buffers.progress(),
-                                    per_rank ? std::vector<int>{setup_.rank} : local_recipients_);
+  RingReaders readers{per_rank ? std::vector<int>{setup_.rank} : local_recipients_, {}};
+  if (!schedule.pull.empty() && buffers.fill_staging() == nullptr)
+    readers.pullers = local_recipients_;
+  space_ = std::make_unique<RingCredits>(plan, schedule, buffers.layout(), buffers.progress(),
+                                         std::move(readers));
   CKPT_RETURN_IF_ERROR(connect_peers());
 
   if (!schedule.fill.empty()) {
@@ -273,9 +277,8 @@ Status Pass::start_lanes() {
       return internal_error("the plan takes tensors from this rank, which holds none");
     FillTarget target;
     if (buffers.fill_staging() != nullptr) {
-      const Staging& staging = buffers.stagings().at({setup_.rank, StreamKind::kFill});
-      target = {nullptr, buffers.fill_staging()->data(), staging.slot_bytes, staging.slots,
-                local_recipients_};
+      target = {nullptr, buffers.fill_staging()->data(), plan.options.chunk_bytes,
+                schedule.fill_slots, local_recipients_};
     } else {
       target.ring = buffers.ring();
     }

@@ -7,7 +7,7 @@ venv=$root/.venv
 stamp=$venv/.requirements
 if ! cmp -s "$root/scripts/requirements-test.txt" "$stamp"; then
   python3 -m venv "$venv" >&2
-  "$venv/bin/pip" install -q --disable-pip-version-check -r "$root/scripts/requirements-test.txt" >&2
+  "$venv/bin/pip" install -q --disable-pip-version-check --no-deps -r "$root/scripts/requirements-test.txt" >&2
   cp "$root/scripts/requirements-test.txt" "$stamp"
 fi
 echo "$venv/bin/python"

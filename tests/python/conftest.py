@@ -1,0 +1,85 @@
+"""The program as its users run it: ranks and receiving instances as processes, over real sockets and files."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = pathlib.Path(os.environ.get("CHECKPOINT_ENGINE", ROOT / "build" / "release" / "bin" / "checkpoint-engine"))
+CLEAN_ENV = {k: v for k, v in os.environ.items()
+             if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") and not k.startswith("PS_")}
+
+
+def run(*arguments, timeout=60, env=None):
+    """Runs the program to its end; the completed process with its output as text."""
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
+                          env={**CLEAN_ENV, **(env or {})})
+
+
+def start(*arguments, env=None, **options):
+    return subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env={**CLEAN_ENV, **(env or {})}, **options)
+
+
+def wait_for(condition, seconds=20, what="condition"):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {seconds} s")
+
+
+class Receiver:
+    """A receiving instance on a Unix socket."""
+
+    def __init__(self, folder, *arguments, workers=2):
+        self.socket = folder / "engine.sock"
+        self.process = start("receive", "--workers", workers, "--uds", self.socket, *arguments)
+        wait_for(lambda: self.socket.exists() or self.process.poll() is not None, what="the receiver's socket")
+
+    def finish(self, timeout=60):
+        output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, output
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.communicate()
+
+
+@pytest.fixture
+def receivers(tmp_path):
+    made = []
+
+    def make(*arguments, **options):
+        folder = tmp_path / f"instance{len(made)}"
+        folder.mkdir()
+        made.append(Receiver(folder, *arguments, **options))
+        return made[-1]
+
+    yield make
+    for receiver in made:
+        receiver.stop()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """A small sharded checkpoint of real names; its folder."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    done = run("make-checkpoint", "--like", "qwen3-0.6b", "--layers", 8, "--shrink", 8, "--shard-size", "2MB", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def report_of(path):
+    return json.loads(pathlib.Path(path).read_text())

@@ -27,8 +27,8 @@ struct ParameterServerOptions {
   bool external_hub = false;
   std::string job = "default";
   std::string secret;
-  /// Ranks of equal host ids share memory; ranks of different ones speak over the network only. Empty: PS_HOST_ID, else
-  /// this machine's own.
+  /// Ranks of equal host ids share memory; ranks of different ones speak over the network only.
+  /// Empty: PS_HOST_ID, else this machine's own.
   std::string host_id;
   double join_timeout_seconds = 60;
   double heartbeat_timeout_seconds = 5;
@@ -133,8 +133,12 @@ struct UpdateReport {
   std::uint64_t ring_bytes = 0, staging_bytes = 0;
 };
 
-/// An update that is ready to run and has touched no engine yet.
-class PreparedUpdate;
+/// An update that is ready to run and has touched no engine yet. Dropping it gives it up on every
+/// rank. Must not outlive its server.
+class PreparedUpdate {
+ public:
+  virtual ~PreparedUpdate() = default;
+};
 
 /// Thread-safe; register, gather, update and unregister of one server run one after the other.
 class ParameterServer {

@@ -82,14 +82,18 @@ Result<MemoryRequest> memory_request(const ParameterServerOptions& options) {
 
 }  // namespace
 
+namespace {
+
 /// Either this rank's session, or (for a rank that is no recipient) the right to wait for the end.
-class PreparedUpdate {
- public:
-  std::string checkpoint_name;
+struct OwnUpdate : PreparedUpdate {
+  std::shared_ptr<const std::string>
+      checkpoint_name;  // the server knows by it that the update is not over
   std::unique_ptr<UpdateSession> session;
   bool all_ranks_vote = false;
   Deadline deadline = Deadline::after_seconds(0);
 };
+
+}  // namespace
 
 class ParameterServerImpl : public ParameterServer {
  public:
@@ -105,9 +109,9 @@ class ParameterServerImpl : public ParameterServer {
   Status load_metas(const std::string& json) override;
   Result<std::unique_ptr<PreparedUpdate>> prepare(const std::string& name,
                                                   const UpdateOptions& options) override;
-  Result<UpdateReport> commit(std::unique_ptr<PreparedUpdate> update,
+  Result<UpdateReport> commit(std::unique_ptr<PreparedUpdate> prepared,
                               const EngineCall& call) override;
-  void abort(std::unique_ptr<PreparedUpdate> update, const Status& cause) override;
+  void abort(std::unique_ptr<PreparedUpdate> prepared, const Status& cause) override;
   Status barrier(double timeout_seconds) override;
   Result<std::vector<std::string>> all_gather(const std::string& mine,
                                               double timeout_seconds) override;
@@ -117,12 +121,12 @@ class ParameterServerImpl : public ParameterServer {
   Status learn_hosts(const Rendezvous& rendezvous);
   void make_transport();
   void dispatch(int from_rank, std::uint64_t epoch, std::span<const std::byte> message);
-  Result<std::unique_ptr<PreparedUpdate>> prepare_session(const std::string& name,
-                                                          std::vector<int> recipients,
-                                                          const UpdateOptions& options,
-                                                          Deadline deadline);
+  Result<std::unique_ptr<UpdateSession>> prepare_session(const std::string& name,
+                                                         std::vector<int> recipients,
+                                                         const UpdateOptions& options,
+                                                         Deadline deadline);
   Status vote_of_all(const Status& mine, Deadline deadline);
-  void forget(const PreparedUpdate& update);
+  std::string name_in_update() const;
 
   ParameterServerOptions options_;
   double memory_fraction_ = 0.9;
@@ -144,7 +148,7 @@ class ParameterServerImpl : public ParameterServer {
   std::shared_ptr<const Catalog> catalog_;  // of the gathered or loaded checkpoint
   bool gathered_here_ = false;              // false: loaded from another job
   std::shared_ptr<const CachedPlan> cached_plan_;
-  std::string in_update_;  // the checkpoint whose update is prepared and not over
+  std::weak_ptr<const std::string> in_update_;  // set while an update is prepared and not over
 
   std::mutex notes_mutex_;
   std::map<std::uint64_t, std::shared_ptr<NoteBox>> notes_;  // by epoch
@@ -293,7 +297,7 @@ Status ParameterServerImpl::register_checkpoint(const std::string& name, const R
 
 Status ParameterServerImpl::unregister_checkpoint(const std::string& name, bool force) {
   const std::lock_guard lock(operation_);
-  if (name == in_update_) {
+  if (name == name_in_update()) {
     return failed_precondition(
                concat("checkpoint ", quoted(name), " is being updated; commit or abort that first"))
         .on_rank(rank());
@@ -357,8 +361,9 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::
                                                                      const UpdateOptions& options) {
   const std::lock_guard lock(operation_);
   const Deadline deadline = Deadline::after_seconds(options.timeout_seconds);
-  if (!in_update_.empty()) {
-    return failed_precondition(concat("an update of ", quoted(in_update_), " is prepared already"))
+  if (!name_in_update().empty()) {
+    return failed_precondition(
+               concat("an update of ", quoted(name_in_update()), " is prepared already"))
         .on_rank(rank());
   }
   if (!catalog_ || catalog_->metas().checkpoint_name != name) {
@@ -378,7 +383,10 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::
   const bool everybody = recipients.size() == static_cast<std::size_t>(world_size());
   const bool vote = options.all_ranks_call && !everybody;
 
-  std::unique_ptr<PreparedUpdate> update;
+  auto update = std::make_unique<OwnUpdate>();
+  update->checkpoint_name = std::make_shared<const std::string>(name);
+  update->all_ranks_vote = vote;
+  update->deadline = deadline;
   if (std::binary_search(recipients.begin(), recipients.end(), rank())) {
     auto session = prepare_session(name, std::move(recipients), options, deadline);
     if (!session) {
@@ -386,18 +394,13 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::
       const Status status = session.status().on_rank(rank());
       return vote ? vote_of_all(status, deadline) : status;
     }
-    update = std::move(*session);
-  } else {
-    update = std::make_unique<PreparedUpdate>();
+    update->session = std::move(*session);
   }
-  update->checkpoint_name = name;
-  update->all_ranks_vote = vote;
-  update->deadline = deadline;
-  in_update_ = name;
-  return update;
+  in_update_ = update->checkpoint_name;
+  return std::unique_ptr<PreparedUpdate>(std::move(update));
 }
 
-Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare_session(
+Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
     const std::string& name, std::vector<int> recipients, const UpdateOptions& options,
     Deadline deadline) {
   std::string tag = "update";
@@ -431,36 +434,33 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare_session(
                   options.verify,
                   deadline,
                   abort};
-  CKPT_ASSIGN_OR_RETURN(
-      auto session, UpdateSession::prepare(std::move(setup), name, std::move(recipients), options,
-                                           options_.secret, notes, cached_plan_));
-  auto update = std::make_unique<PreparedUpdate>();
-  update->session = std::move(session);
-  return update;
+  return UpdateSession::prepare(std::move(setup), name, std::move(recipients), options,
+                                options_.secret, notes, cached_plan_);
 }
 
 Status ParameterServerImpl::vote_of_all(const Status& mine, Deadline deadline) {
   return control_->vote("update-end", all_ranks(world_size()), mine, deadline);
 }
 
-void ParameterServerImpl::forget(const PreparedUpdate& update) {
-  if (in_update_ == update.checkpoint_name) in_update_.clear();
+std::string ParameterServerImpl::name_in_update() const {
+  const auto name = in_update_.lock();
+  return name ? *name : std::string();
 }
 
-Result<UpdateReport> ParameterServerImpl::commit(std::unique_ptr<PreparedUpdate> update,
+Result<UpdateReport> ParameterServerImpl::commit(std::unique_ptr<PreparedUpdate> prepared,
                                                  const EngineCall& call) {
   const std::lock_guard lock(operation_);
+  auto& update = static_cast<OwnUpdate&>(*prepared);
   Result<UpdateReport> result = UpdateReport();
-  if (update->session) {
-    result = update->session->commit(call);
-    update->session.reset();
+  if (update.session) {
+    result = update.session->commit(call);
+    update.session.reset();
   } else {
     result->rank = rank();
-    result->checkpoint_name = update->checkpoint_name;
+    result->checkpoint_name = *update.checkpoint_name;
   }
-  forget(*update);
-  if (update->all_ranks_vote) {
-    if (const Status status = vote_of_all(result.status(), update->deadline);
+  if (update.all_ranks_vote) {
+    if (const Status status = vote_of_all(result.status(), update.deadline);
         !status.is_ok() && result.is_ok()) {
       return status;
     }
@@ -468,16 +468,14 @@ Result<UpdateReport> ParameterServerImpl::commit(std::unique_ptr<PreparedUpdate>
   return result;
 }
 
-void ParameterServerImpl::abort(std::unique_ptr<PreparedUpdate> update, const Status& cause) {
+void ParameterServerImpl::abort(std::unique_ptr<PreparedUpdate> prepared, const Status& cause) {
   const std::lock_guard lock(operation_);
+  auto& update = static_cast<OwnUpdate&>(*prepared);
   const Status status = cause.on_rank(rank());
-  if (update->session) update->session->abort(status);
-  update->session.reset();
-  forget(*update);
-  if (update->all_ranks_vote) {
-    // The outcome is the caller's own cause; what others say of it changes nothing.
-    static_cast<void>(vote_of_all(status, update->deadline));
-  }
+  if (update.session) update.session->abort(status);
+  update.session.reset();
+  // The outcome is the caller's own cause; what others say of it changes nothing.
+  if (update.all_ranks_vote) static_cast<void>(vote_of_all(status, update.deadline));
 }
 
 Status ParameterServerImpl::barrier(double timeout_seconds) {

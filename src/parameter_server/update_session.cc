@@ -179,6 +179,7 @@ Result<PassNote> UpdateSession::next_decision() {
   while (true) {
     take_notes(agreement_.get());
     if (setup_.abort->raised()) return setup_.abort->cause();
+    if (decision_) return *decision_;
     if (setup_.deadline.expired()) {
       return deadline_exceeded(
           "the engine has not answered, although every worker has loaded everything");
@@ -198,7 +199,6 @@ Result<PassNote> UpdateSession::next_decision() {
         continue;
       }
     }
-    if (decision_) return *decision_;
     Deadline wake = setup_.deadline.earlier(Deadline::after(std::chrono::seconds(1)));
     if (agreement_ && agreement_->wake_at())
       wake = wake.earlier(Deadline::at(*agreement_->wake_at()));

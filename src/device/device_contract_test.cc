@@ -174,7 +174,7 @@ TEST_P(DeviceContract, CopiesFromPinnedMemoryAndOnTheDevice) {
 }
 
 TEST_P(DeviceContract, DigestSumsAreThoseOfTheProcessor) {
-  constexpr std::size_t kBytes = (9 << 20) + 64;
+  constexpr std::size_t kBytes = (9 << 20) + 256;
   const std::vector<std::byte> data = pattern(kBytes, 9);
   const auto buffer = allocate(kBytes);
   ASSERT_TRUE(stream_->copy(buffer->data(), data.data(), kBytes).is_ok());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <utility>
@@ -67,7 +68,8 @@ const Table* verified_root(std::span<const std::byte> bytes, const char* identif
   return verifier.VerifyBuffer<Table>(identifier) ? flatbuffers::GetRoot<Table>(data) : nullptr;
 }
 
-// FlatBuffers reads numbers in place: `bytes` itself, or a copy in `storage`, on an 8-byte border.
+// FlatBuffers reads single numbers in place: `bytes` itself, or a copy in `storage`, on an 8-byte
+// border.
 std::span<const std::byte> aligned(std::span<const std::byte> bytes,
                                    std::vector<std::byte>& storage) {
   if (reinterpret_cast<std::uintptr_t>(bytes.data()) % 8 == 0) return bytes;
@@ -77,22 +79,31 @@ std::span<const std::byte> aligned(std::span<const std::byte> bytes,
 
 template <typename T>
 std::span<const T> items(const flatbuffers::Vector<T>* vector) {
+  // The verifier knows the border of the length, four bytes before the items.
+  static_assert(sizeof(T) <= sizeof(flatbuffers::uoffset_t), "take copied_items");
   if (vector == nullptr) return {};
   return {vector->data(), vector->size()};
+}
+
+template <typename T>
+std::vector<T> copied_items(const flatbuffers::Vector<T>* vector) {
+  std::vector<T> copy(vector == nullptr ? 0 : vector->size());
+  if (!copy.empty()) std::memcpy(copy.data(), vector->Data(), copy.size() * sizeof(T));
+  return copy;
 }
 
 Result<TensorInfo> decode_kind(const fb::Kind& kind) {
   constexpr auto kLastDType = static_cast<std::uint8_t>(DType::kF4);
   if (kind.dtype() > kLastDType) {
     return protocol_error(concat("metas name dtype ", int{kind.dtype()},
-                                 ", and the last that this ", "version knows is ", int{kLastDType},
+                                 ", and the last that this version knows is ", int{kLastDType},
                                  ": run the same version on all ranks"));
   }
-  const auto shape = items(kind.shape());
-  if (shape.size() > kMaxDimensions) {
-    return protocol_error(concat("metas name a shape of ", shape.size(), " dimensions"));
+  // Before it is copied: any number of kinds may share one long shape.
+  if (kind.shape() != nullptr && kind.shape()->size() > kMaxDimensions) {
+    return protocol_error(concat("metas name a shape of ", kind.shape()->size(), " dimensions"));
   }
-  auto info = make_tensor_info({}, DType{kind.dtype()}, {shape.begin(), shape.end()});
+  auto info = make_tensor_info({}, DType{kind.dtype()}, copied_items(kind.shape()));
   if (!info) return protocol_error(concat("metas with a wrong shape: ", info.status().message()));
   return info;
 }
@@ -100,9 +111,9 @@ Result<TensorInfo> decode_kind(const fb::Kind& kind) {
 Status damaged(std::string_view what) { return protocol_error(concat("damaged metas: ", what)); }
 
 Result<std::vector<PoolRegion>> decode_pool_regions(const fb::InstanceData& table) {
-  const auto offsets = items(table.pool_region_offsets());
-  const auto bytes = items(table.pool_region_bytes());
-  const auto ids = items(table.pool_region_ids());
+  const auto offsets = copied_items(table.pool_region_offsets());
+  const auto bytes = copied_items(table.pool_region_bytes());
+  const auto ids = copied_items(table.pool_region_ids());
   if (offsets.size() != bytes.size() || offsets.size() != ids.size()) {
     return damaged(concat("rank ", table.rank(), " sent pool regions of ", offsets.size(), ", ",
                           bytes.size(), " and ", ids.size(), " entries"));
@@ -226,8 +237,8 @@ Result<InstanceData> decode_instance_data(std::span<const std::byte> bytes) {
   const auto* table = verified_root<fb::InstanceData>(aligned(bytes, storage), kInstanceIdentifier);
   if (table == nullptr) return damaged("no valid instance data");
   if (table->rank() < 0) return damaged(concat("instance data of rank ", table->rank()));
-  const auto offsets = items(table->offsets());
-  const auto digests = items(table->digests());
+  auto offsets = copied_items(table->offsets());
+  auto digests = copied_items(table->digests());
   if (offsets.size() != digests.size()) {
     return damaged(concat("rank ", table->rank(), " sent ", offsets.size(), " offsets and ",
                           digests.size(), " digests"));
@@ -238,8 +249,8 @@ Result<InstanceData> decode_instance_data(std::span<const std::byte> bytes) {
   if (table->host_id() != nullptr) data.host_id = table->host_id()->str();
   data.layout_hash = {table->layout_hash_high(), table->layout_hash_low()};
   data.digest_algorithm = table->digest_algorithm();
-  data.offsets.assign(offsets.begin(), offsets.end());
-  data.digests.assign(digests.begin(), digests.end());
+  data.offsets = std::move(offsets);
+  data.digests = std::move(digests);
   const auto descriptor = std::as_bytes(items(table->transport_descriptor()));
   data.transport_descriptor.assign(descriptor.begin(), descriptor.end());
   CKPT_ASSIGN_OR_RETURN(data.pool_regions, decode_pool_regions(*table));

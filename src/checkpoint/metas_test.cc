@@ -210,6 +210,25 @@ TEST(InstanceData, NonsenseIsRefused) {
   EXPECT_FALSE(decode_layout(encode_instance_data(some_instance_data())).is_ok());
 }
 
+TEST(InstanceData, NumbersMayLieOnBordersOfFourBytes) {
+  // The verifier takes them, and one of the two lists is off the border of eight bytes.
+  flatbuffers::FlatBufferBuilder builder;
+  const auto list_of = [&](std::uint32_t value) {
+    builder.StartVector(2, sizeof(std::uint32_t));
+    builder.PushElement<std::uint32_t>(0);
+    builder.PushElement<std::uint32_t>(value);
+    return flatbuffers::Offset<flatbuffers::Vector<std::uint64_t>>(builder.EndVector(1));
+  };
+  const auto offsets = list_of(7);
+  const auto digests = list_of(9);
+  builder.Finish(fb::CreateInstanceData(builder, 0, 0, 0, 0, 0, 0, offsets, digests), "CKI1");
+  const auto decoded =
+      decode_instance_data(std::as_bytes(std::span(builder.GetBufferPointer(), builder.GetSize())));
+  ASSERT_TRUE(decoded.is_ok()) << decoded.status().to_string();
+  EXPECT_EQ(decoded->offsets, std::vector<std::uint64_t>{7});
+  EXPECT_EQ(decoded->digests, std::vector<std::uint64_t>{9});
+}
+
 TEST(InstanceData, CutsAndFlipsNeverCrash) {
   const auto bytes = encode_instance_data(some_instance_data());
   for (std::size_t size = 0; size < bytes.size(); ++size) {

@@ -156,7 +156,7 @@ TEST(PlanOrder, ModelOrder) {
 TEST(PlanOrder, IsAStrictWeakOrdering) {
   std::mt19937_64 random(3);
   std::set<std::string> distinct;
-  while (distinct.size() < 150) distinct.insert(random_name(random));
+  while (distinct.size() < 90) distinct.insert(random_name(random));
   const std::vector<std::string> names(distinct.begin(), distinct.end());
   for (const std::string& a : names) {
     ASSERT_FALSE(plan_order_less(a, a));

@@ -84,8 +84,9 @@ Deal deal_units(const std::vector<Unit>& units, std::size_t tensor_count, int wo
       small_bytes += unit.bytes;
     }
   }
-  std::stable_sort(large.begin(), large.end(),
-                   [](const Unit& a, const Unit& b) { return a.bytes > b.bytes; });
+  std::sort(large.begin(), large.end(), [](const Unit& a, const Unit& b) {
+    return a.bytes != b.bytes ? a.bytes > b.bytes : a.first < b.first;
+  });
   RankHeap by_bytes;
   for (int rank = 0; rank < world_size; ++rank) by_bytes.push({0, 1, rank});
   for (const Unit& unit : large) give(unit, by_bytes.deal(unit.bytes));

@@ -146,12 +146,10 @@ TEST_F(LoadTest, MemoryArrivesWithItsDigests) {
 TEST_F(LoadTest, FilesAndMemoryShareOnePool) {
   const auto pool = *HostPool::create(pool_bytes_);
   constexpr std::size_t kFromFiles = 11;
-  PinningDevice device;
-  LoadOptions first = options();
   const auto files = load_files(*pool, std::span(tensors_).first(kFromFiles),
-                                std::span(sources_).first(kFromFiles), first);
+                                std::span(sources_).first(kFromFiles), options());
   const auto memory = load_memory(*pool, std::span(tensors_).subspan(kFromFiles),
-                                  std::span(pointers_).subspan(kFromFiles), first);
+                                  std::span(pointers_).subspan(kFromFiles), options());
   ASSERT_TRUE(files.is_ok() && memory.is_ok());
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     EXPECT_EQ(i < kFromFiles ? files->digest(i) : memory->digest(i - kFromFiles), digest(data_[i]));

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "base/fd.h"
 #include "base/host.h"
@@ -20,8 +21,21 @@ namespace {
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
+std::set<std::string> shared_objects() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("checkpoint-engine-")) names.insert(name);
+  }
+  return names;
+}
+
 class UpdateFailure : public ::testing::Test {
  protected:
+  void TearDown() override {
+    for (const std::string& name : shared_objects())
+      EXPECT_TRUE(before_.contains(name)) << name << " was left";
+  }
   void SetUp() override { ASSERT_TRUE(job_.load("c", checkpoint_).is_ok()); }
 
   // Every rank failed, all with the same cause, which contains `text`.
@@ -52,6 +66,7 @@ class UpdateFailure : public ::testing::Test {
     return engines;
   }
 
+  const std::set<std::string> before_ = shared_objects();
   Checkpoint checkpoint_ = small_model(6, 101);
   Job job_{{.ranks = 4, .instance_size = 2}};
 };
@@ -109,7 +124,7 @@ TEST_F(UpdateFailure, TheDeadlinePasses) {
   options.timeout_seconds = 1;
   auto engines = two_engines();
   for (TestEngine& engine : engines) {
-    for (TestLoader& loader : engine.loaders) loader.seconds_per_tensor = 0.2;
+    for (TestLoader& loader : engine.loaders) loader.seconds_per_tensor = 0.04;
   }
   const auto begin = Clock::now();
   const auto statuses = job_.update("c", job_.call(engines), options);

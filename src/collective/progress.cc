@@ -50,7 +50,9 @@ Progress::Progress(SharedMemory memory, std::unique_ptr<std::byte[]> own, Slot s
 Result<Progress> Progress::create_shared(const std::string& name, Slot slots) {
   CKPT_ASSIGN_OR_RETURN(SharedMemory memory,
                         SharedMemory::create(name, std::max<Slot>(slots, 1) * sizeof(Cell)));
-  return Progress(std::move(memory), nullptr, slots);
+  Progress progress(std::move(memory), nullptr, slots);
+  progress.name_.reset(new std::string(name));
+  return progress;
 }
 
 Result<Progress> Progress::open_shared(const std::string& name, Slot slots) {

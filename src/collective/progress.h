@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "base/abort_signal.h"
@@ -25,13 +26,16 @@ class Progress {
  public:
   using Slot = std::uint32_t;
 
-  /// In /dev/shm under `name` (must be new), for the ranks of this host.
+  /// In /dev/shm under `name` (must be new), for the ranks of this host. The name goes with this
+  /// object, or by close_to_others.
   static Result<Progress> create_shared(const std::string& name, Slot slots);
   /// One made by create_shared; `slots` must be equal.
   static Result<Progress> open_shared(const std::string& name, Slot slots);
   /// For this process alone.
   static Result<Progress> create_private(Slot slots);
 
+  /// Nobody can open it any more; who has, keeps it.
+  void close_to_others() { name_.reset(); }
   Slot slots() const { return slots_; }
   std::uint64_t value(Slot slot) const;
   /// Sets `slot` to `value`, if that is more, and wakes who waits for it. One thread at a time per
@@ -49,8 +53,14 @@ class Progress {
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
   Progress(SharedMemory memory, std::unique_ptr<std::byte[]> own, Slot slots);
-  static Slot checked(Slot slots);
+  struct Unlink {
+    void operator()(const std::string* name) const {
+      SharedMemory::unlink(*name);
+      delete name;
+    }
+  };
 
+  std::unique_ptr<const std::string, Unlink> name_;  // while others may open it
   SharedMemory memory_;
   std::unique_ptr<std::byte[]> own_;
   Cell* cells_ = nullptr;

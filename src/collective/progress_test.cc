@@ -62,7 +62,8 @@ TEST(Progress, IsSharedBetweenProcesses) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(Progress::open_shared(name, 3).status().code(), StatusCode::kInternal);
-  SharedMemory::unlink(name);
+  mine->close_to_others();
+  EXPECT_EQ(Progress::open_shared(name, 2).status().code(), StatusCode::kNotFound);
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<P
 void PassBuffers::close_to_others() {
   if (ring_) ring_->close_to_others();
   if (fill_staging_) fill_staging_->close_to_others();
-  if (!progress_name_.empty()) SharedMemory::unlink(progress_name_);
+  progress_->close_to_others();
 }
 
 }  // namespace ckpt

@@ -95,13 +95,13 @@ ScriptedServer::ScriptedServer(const std::string& host) {
     listen_tcp(host);
   }
   require(::listen(listener_.get(), 16) == 0, "listen");
-  threads_.emplace_back([this] { accept_all(); });
+  acceptor_ = std::thread([this] { accept_all(); });
 }
 
 ScriptedServer::~ScriptedServer() {
   stop_.set();
-  threads_.front().join();  // makes no further ones from here on
-  for (std::size_t i = 1; i < threads_.size(); ++i) threads_[i].join();
+  acceptor_.join();
+  for (auto& connection : connections_) connection.join();
   if (!endpoint_.socket_path.empty()) ::unlink(endpoint_.socket_path.c_str());
 }
 
@@ -145,7 +145,7 @@ void ScriptedServer::accept_all() {
     ::poll(waits, 2, -1);
     if (waits[1].revents != 0) return;
     const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd >= 0) threads_.emplace_back([this, fd] { serve(fd); });
+    if (fd >= 0) connections_.emplace_back([this, fd] { serve(fd); });
   }
 }
 

@@ -60,7 +60,8 @@ class ScriptedServer {
   mutable std::mutex mutex_;
   std::map<std::string, std::list<ScriptedAnswer>> script_;
   std::vector<ScriptedRequest> requests_;
-  std::vector<std::thread> threads_;
+  std::vector<std::thread> connections_;  // made by the acceptor alone
+  std::thread acceptor_;
 };
 
 }  // namespace ckpt

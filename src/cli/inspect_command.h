@@ -1,0 +1,18 @@
+// checkpoint-engine inspect: what a file or a checkpoint holds.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace ckpt {
+
+struct InspectCommand {
+  std::vector<std::string> paths;
+  bool json = false;
+  bool list_tensors = false;
+};
+
+/// 0 when all are valid; 2 when one is refused, with a line that names file, tensor and reason.
+int run(const InspectCommand& command);
+
+}  // namespace ckpt

@@ -1,0 +1,40 @@
+// How far an update is, for whoever watches.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace ckpt {
+
+/// "[#####-----]  50 %  2.00 of 4.00 GiB  1.25 GB/s  2 s left", at most 80 columns. Pure.
+std::string progress_line(std::uint64_t done, std::uint64_t total, double seconds);
+
+enum class ProgressKind {
+  kNone,
+  kBar,    ///< one line that is written over: a terminal
+  kLines,  ///< a line now and then: a log
+};
+
+/// Writes to stderr. All methods from any thread.
+class ProgressDisplay {
+ public:
+  explicit ProgressDisplay(ProgressKind kind) : kind_(kind) {}
+  ~ProgressDisplay() { end(); }
+
+  /// Shows the state if the last one was shown long enough ago, and always the last.
+  void update(std::uint64_t done, std::uint64_t total);
+  /// Leaves the cursor on a line of its own; a further update() begins anew.
+  void end();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const ProgressKind kind_;
+  std::mutex mutex_;
+  bool begun_ = false, open_line_ = false;
+  Clock::time_point start_, shown_;
+};
+
+}  // namespace ckpt

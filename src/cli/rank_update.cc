@@ -1,0 +1,226 @@
+#include "cli/rank_update.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/host.h"
+#include "base/strings.h"
+#include "checkpoint/checkpoint_files.h"
+#include "checkpoint/split.h"
+#include "cli/interrupt.h"
+#include "cli/progress_display.h"
+#include "cli/report_json.h"
+#include "cli/report_table.h"
+#include "cli/secret_file.h"
+#include "cli/terminal.h"
+#include "cli/text_file.h"
+#include "cli/update_settings.h"
+
+namespace ckpt {
+namespace {
+
+/// Registration is per rank: others wait for the slowest disk.
+constexpr double kAgreeSeconds = 3600;
+
+ProgressKind progress_kind(const UpdateCommand& command) {
+  if (command.quiet || command.progress == "none") return ProgressKind::kNone;
+  if (command.progress == "bar") return ProgressKind::kBar;
+  if (command.progress == "lines") return ProgressKind::kLines;
+  return ::isatty(STDERR_FILENO) != 0 ? ProgressKind::kBar : ProgressKind::kLines;
+}
+
+class RankUpdate {
+ public:
+  RankUpdate(const UpdateCommand& command, Interrupt& interrupt)
+      : command_(command), interrupt_(interrupt), progress_(progress_kind(command)) {}
+
+  Status run() {
+    CKPT_ASSIGN_OR_RETURN(api_key_, read_secret_file(command_.api_key_file));
+    CKPT_ASSIGN_OR_RETURN(auto options, server_options(command_));
+    CKPT_ASSIGN_OR_RETURN(server_, ParameterServer::create(std::move(options)));
+    report_.rank = server_->rank();
+    report_.host = host_name();
+    CKPT_ASSIGN_OR_RETURN(settings_, resolve_settings(command_, server_->world_size()));
+    CKPT_RETURN_IF_ERROR(agree(set_up()));
+    CKPT_RETURN_IF_ERROR(gather());
+    for (const auto& recipients : settings_.updates) {
+      CKPT_RETURN_IF_ERROR(update(recipients));
+    }
+    CKPT_RETURN_IF_ERROR(publish_report());
+    if (command_.sleep_seconds > 0) sleep();
+    return Status::ok();
+  }
+
+ private:
+  /// What a rank does without the others.
+  Status set_up() {
+    if (!command_.checkpoint_path.empty()) CKPT_RETURN_IF_ERROR(register_part());
+    return wait_for_engine();
+  }
+
+  Status register_part() {
+    CKPT_ASSIGN_OR_RETURN(const CheckpointFiles files, scan_checkpoint(command_.checkpoint_path));
+    const auto parts = command_.split == "files"
+                           ? split_by_files(files.tensors, files.file_of, server_->world_size())
+                           : split_by_bytes(files.tensors, server_->world_size());
+    Registration registration;
+    std::uint64_t bytes = 0;
+    for (const std::uint32_t index : parts[static_cast<std::size_t>(server_->rank())]) {
+      const TensorInfo& tensor = files.tensors[index];
+      registration.files.push_back(
+          {tensor, files.files[files.file_of[index]].path, files.offset_of[index]});
+      bytes += tensor.bytes;
+    }
+    return timed("register", bytes, [&] {
+      return server_->register_checkpoint(command_.checkpoint_name, registration);
+    });
+  }
+
+  /// The first rank of an instance asks; the others learn the answer from agree().
+  Status wait_for_engine() {
+    if (settings_.engine == EngineChoice::kNone || !is_first_of_instance()) return Status::ok();
+    const EngineCallOptions options = call_options();
+    CKPT_ASSIGN_OR_RETURN(Endpoint endpoint, instance_endpoint(options, server_->rank()));
+    const EngineClient client(
+        settings_.engine == EngineChoice::kVllm ? EngineKind::kVllm : EngineKind::kSglang,
+        std::move(endpoint), options.bearer_token);
+    return timed("wait for engine", 0, [&] {
+      return client.wait_ready(Deadline::after_seconds(command_.timeout_seconds),
+                               *interrupt_.signal());
+    });
+  }
+
+  bool is_first_of_instance() const {
+    const int rank = server_->rank();
+    if (rank % settings_.instance_size != 0) return false;
+    for (const auto& recipients : settings_.updates) {
+      if (recipients.empty() || rank < settings_.instance_size) return true;
+    }
+    return false;
+  }
+
+  /// Every rank ends with the first error in rank order, not with "rank 3 has left".
+  Status agree(const Status& mine) {
+    const std::string text = mine ? "" : concat(static_cast<int>(mine.code()), " ", mine.message());
+    CKPT_ASSIGN_OR_RETURN(const auto all, server_->all_gather(text, kAgreeSeconds));
+    CKPT_RETURN_IF_ERROR(mine);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      const auto space = all[rank].find(' ');
+      if (space == std::string::npos) continue;
+      const auto code = parse_int(std::string_view(all[rank]).substr(0, space));
+      return Status(code ? static_cast<StatusCode>(*code) : StatusCode::kInternal,
+                    all[rank].substr(space + 1))
+          .on_rank(static_cast<int>(rank));
+    }
+    return Status::ok();
+  }
+
+  Status gather() {
+    if (!command_.load_metas_file.empty()) {
+      CKPT_ASSIGN_OR_RETURN(const std::string json, read_text_file(command_.load_metas_file));
+      return timed("load metas", 0, [&] { return server_->load_metas(json); });
+    }
+    CKPT_RETURN_IF_ERROR(
+        timed("gather", 0, [&] { return server_->gather_metas(command_.checkpoint_name); }));
+    if (command_.save_metas_file.empty() || server_->rank() != 0) return Status::ok();
+    CKPT_ASSIGN_OR_RETURN(const std::string json, server_->export_metas());
+    return write_text_file(command_.save_metas_file, json);
+  }
+
+  EngineCallOptions call_options() const {
+    EngineCallOptions options;
+    options.engine = settings_.engine;
+    options.endpoints = settings_.endpoints;
+    options.instance_size = settings_.instance_size;
+    options.bearer_token = api_key_;
+    options.update.reset_prefix_cache = command_.reset_prefix_cache;
+    options.update.pause_mode = command_.pause;
+    if (!command_.weight_version.empty()) options.update.weight_version = command_.weight_version;
+    options.interrupt = interrupt_.signal();
+    options.announce = [](int instance, const std::map<std::string, std::string>& addresses) {
+      for (const auto& [key, address] : addresses) {
+        say(concat("instance ", instance, ": worker ", key, " is awaited at ", address));
+      }
+    };
+    return options;
+  }
+
+  Status update(const std::vector<int>& recipients) {
+    UpdateOptions options;
+    options.recipients = recipients;
+    options.instance_size = settings_.instance_size;
+    options.timeout_seconds = command_.timeout_seconds;
+    options.verify = command_.verify;
+    options.engine_answer_means_done = settings_.engine != EngineChoice::kNone;
+    if (server_->rank() == 0) {
+      options.progress = [this](std::uint64_t done, std::uint64_t total) {
+        progress_.update(done, total);
+      };
+    }
+    const Interrupt::Update interruptible(interrupt_);
+    auto report =
+        server_->update(command_.checkpoint_name, make_engine_call(call_options()), options);
+    progress_.end();
+    if (!report) return report.status();
+    report_.updates.push_back(std::move(*report));
+    return Status::ok();
+  }
+
+  Status publish_report() {
+    CKPT_ASSIGN_OR_RETURN(const auto texts, server_->all_gather(encode_rank_report(report_),
+                                                                command_.timeout_seconds));
+    if (server_->rank() != 0) return Status::ok();
+    std::vector<RankReport> ranks;
+    for (const std::string& text : texts) {
+      CKPT_ASSIGN_OR_RETURN(RankReport rank, decode_rank_report(text));
+      ranks.push_back(std::move(rank));
+    }
+    if (!command_.quiet) {
+      std::fputs(report_table(ranks).c_str(), stdout);
+      std::fflush(stdout);
+    }
+    if (command_.report_file.empty()) return Status::ok();
+    return write_text_file(command_.report_file, job_report_json(ranks));
+  }
+
+  /// Its memory can be read by other jobs meanwhile.
+  void sleep() {
+    if (!command_.quiet && server_->rank() == 0) {
+      say(concat("serving the checkpoint to other jobs for ", command_.sleep_seconds, " s"));
+    }
+    const Deadline end = Deadline::after_seconds(command_.sleep_seconds);
+    while (!end.expired()) ::poll(nullptr, 0, end.poll_ms());
+  }
+
+  template <typename Body>
+  Status timed(const char* stage, std::uint64_t bytes, Body body) {
+    const auto start = Deadline::Clock::now();
+    const Status status = body();
+    const std::chrono::duration<double> taken = Deadline::Clock::now() - start;
+    report_.setup.push_back({stage, taken.count(), bytes});
+    return status;
+  }
+
+  const UpdateCommand& command_;
+  Interrupt& interrupt_;
+  ProgressDisplay progress_;
+  std::string api_key_;
+  UpdateSettings settings_;
+  RankReport report_;
+  std::unique_ptr<ParameterServer> server_;
+};
+
+}  // namespace
+
+Status run_rank(const UpdateCommand& command) {
+  Interrupt interrupt;
+  RankUpdate rank(command, interrupt);
+  return rank.run();
+}
+
+}  // namespace ckpt

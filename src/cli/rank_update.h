@@ -1,0 +1,13 @@
+// One rank of `update`: joins the job, registers its part, and updates the engines with the others.
+#pragma once
+
+#include "checkpoint_engine/status.h"
+#include "cli/update_command.h"
+
+namespace ckpt {
+
+/// Blocking; on the main thread, before any other thread exists. Rank 0 prints and writes the
+/// report.
+Status run_rank(const UpdateCommand& command);
+
+}  // namespace ckpt

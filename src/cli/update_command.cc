@@ -1,0 +1,93 @@
+#include "cli/update_command.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/env.h"
+#include "base/host.h"
+#include "base/strings.h"
+#include "checkpoint/checkpoint_files.h"
+#include "cli/launcher.h"
+#include "cli/rank_update.h"
+#include "cli/secret_file.h"
+#include "cli/terminal.h"
+#include "cli/update_settings.h"
+#include "control/hub.h"
+#include "control/rendezvous.h"
+
+namespace ckpt {
+namespace {
+
+/// Options behind those of the command line win over them.
+std::vector<std::string> rank_arguments(const UpdateCommand& command,
+                                        const std::vector<std::string>& arguments,
+                                        const HostPort& hub) {
+  std::vector<std::string> argv = {std::filesystem::read_symlink("/proc/self/exe").string()};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  for (const std::string& more :
+       {std::string("--nproc=0"), std::string("--external-hub"), std::string("--launched"),
+        concat("--rendezvous=", hub.to_string()),
+        concat("--job=", command.job.empty() ? random_id() : command.job)}) {
+    argv.push_back(more);
+  }
+  return argv;
+}
+
+/// Launched ranks share a terminal: one of them says what all were told.
+bool said_by_rank_0(const UpdateCommand& command, const Status& status) {
+  const auto rank = env_int({"RANK"});
+  if (!command.launched || !status.rank() || !rank || !*rank) return false;
+  return **rank != 0 && **rank != *status.rank();
+}
+
+/// What every rank can tell alike, before any has joined.
+Status check_job(const UpdateCommand& command) {
+  CKPT_RETURN_IF_ERROR(check_command(command));
+  if (command.nproc > 0) return Status::ok();
+  RendezvousOptions options;
+  if (!command.rendezvous.empty()) options.hub = command.rendezvous;
+  CKPT_ASSIGN_OR_RETURN(const Rendezvous job, resolve_rendezvous(options, process_environment()));
+  return resolve_settings(command, job.world_size).status();
+}
+
+int launch(const UpdateCommand& command, const std::vector<std::string>& arguments) {
+  // Read here too, so that a checkpoint that is refused is refused once, by one line.
+  if (!command.checkpoint_path.empty()) {
+    const auto files = scan_checkpoint(command.checkpoint_path);
+    if (!files) return refuse(files.status());
+  }
+  const auto secret = read_secret_file(command.secret_file);
+  if (!secret) return refuse(secret.status());
+  StopSignals signals(/*children=*/true);
+  // Ours, not rank 0's: it outlives every rank, and its port is nobody else's.
+  HubOptions hub_options;
+  hub_options.bind_host = "127.0.0.1";
+  hub_options.world_size = command.nproc;
+  hub_options.secret = *secret;
+  const auto hub = Hub::start(std::move(hub_options));
+  if (!hub) return fail(hub.status());
+  LaunchOptions options;
+  const HostPort address = (*hub)->address();
+  options.argv = rank_arguments(command, arguments, address);
+  options.ranks = command.nproc;
+  options.environment = {concat("MASTER_ADDR=", address.host),
+                         concat("MASTER_PORT=", address.port - 1)};
+  const auto code = launch_ranks(options, signals);
+  return code ? *code : fail(code.status());
+}
+
+}  // namespace
+
+int run(const UpdateCommand& command, const std::vector<std::string>& arguments) {
+  if (const Status usable = check_job(command); !usable) return refuse(usable);
+  if (!command.custom_dist.empty() && !command.quiet && !command.launched) {
+    say("--custom-dist has no effect: there is no torch process group here to replace");
+  }
+  if (command.nproc > 0) return launch(command, arguments);
+  const Status status = run_rank(command);
+  if (status) return kExitOk;
+  return said_by_rank_0(command, status) ? kExitFailure : fail(status);
+}
+
+}  // namespace ckpt

@@ -39,6 +39,13 @@ TEST(FitMemory, GivesNoMoreThanTheCheckpointFills) {
   EXPECT_EQ(options->ring_bytes, 3 * kMiB + 256);
 }
 
+TEST(FitMemory, CutsSmallBucketsIntoSmallerChunks) {
+  EXPECT_EQ(fit_memory(catalog_of({2 * kGiB}), {}, kPlenty)->chunk_bytes, 32 * kMiB);
+  const Catalog catalog = catalog_of(std::vector<std::uint64_t>(256, kMiB));
+  EXPECT_EQ(fit_memory(catalog, {}, kPlenty)->chunk_bytes, 8 * kMiB) << "a sixteenth of a bucket";
+  EXPECT_EQ(fit_memory(catalog_of({kMiB, kMiB}), {}, kPlenty)->chunk_bytes, 4 * kMiB);
+}
+
 TEST(FitMemory, TakesSizesAsGiven) {
   const Catalog catalog = catalog_of({kMiB});
   const auto by_bucket = fit_memory(catalog, {.bucket_bytes = 300 * kMiB}, kPlenty);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "base/strings.h"
 #include "plan/bucket_drafts.h"
@@ -81,8 +82,15 @@ class PlanWriter {
       : queues_(queues),
         plan_(plan),
         routes_(ranks),
-        space_(plan.options.ring_bytes, plan.options.bucket_bytes) {
-    plan.tensors.reserve(queues.tensors.size());
+        space_(plan.options.ring_bytes, plan.options.bucket_bytes) {}
+
+  /// The lists are large: growing them step by step would cost as much as filling them.
+  void reserve(std::size_t parts) {
+    plan_.parts.reserve(parts);
+    plan_.places.reserve(parts);
+    plan_.ranges.reserve(parts);
+    plan_.stops.reserve(parts * routes_.host_count());
+    plan_.tensors.reserve(queues_.tensors.size());
   }
 
   void add_bucket(std::span<const PartDraft> drafts) {
@@ -188,9 +196,18 @@ Result<Plan> make_plan(const Catalog& catalog, std::span<const PlanRank> ranks,
 
   const SourceQueues queues =
       queue_sources(catalog, ranks, options.chunk_bytes, plan.options.bucket_bytes);
-  BucketDrafts drafts(queues, ranks, plan.options.bucket_bytes, options.chunk_bytes);
+  const std::vector<PartDraft> drafts =
+      draft_buckets(queues, ranks, plan.options.bucket_bytes, options.chunk_bytes);
   PlanWriter writer(queues, ranks, plan);
-  for (auto parts = drafts.next(); !parts.empty(); parts = drafts.next()) writer.add_bucket(parts);
+  writer.reserve(drafts.size());
+  const auto same_bucket = [](const PartDraft& a, const PartDraft& b) {
+    return a.bucket == b.bucket;
+  };
+  for (auto first = drafts.begin(), end = first; first != drafts.end(); first = end) {
+    end = std::adjacent_find(first, drafts.end(), std::not_fn(same_bucket));
+    if (end != drafts.end()) ++end;
+    writer.add_bucket({first, end});
+  }
   return plan;
 }
 

@@ -140,7 +140,7 @@ struct MemoryRequest {
   std::uint64_t ring_bytes = 0;
   std::uint64_t bucket_bytes =
       0;  ///< --bucket-size; gives R = 2 B unless ring_bytes is set; default R / 2
-  std::uint64_t chunk_bytes = 32ull << 20;
+  std::uint64_t chunk_bytes = 32ull << 20;  ///< at most; less where buckets are small
   std::uint64_t cross_chunk_bytes = 4ull << 20;
   int staging_chunks = 4;
   RingSharing sharing = RingSharing::kPerHost;

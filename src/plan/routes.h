@@ -21,28 +21,30 @@ class Routes {
   void append(int owner, std::uint64_t bytes, std::vector<Stop>& stops);
 
  private:
-  /// A recipient, with the time that its device has been given so far (in device_costs).
-  struct Entry {
-    int rank;
-    std::uint64_t cost;
-    std::uint64_t in = 0;     ///< from other hosts
-    std::uint64_t out = 0;    ///< to other hosts
-    std::uint64_t local = 0;  ///< out of pools of its own host, its own included
-  };
+  /// The time that the device of each entry has been given so far, in device_costs.
+  using Loads = std::vector<std::uint64_t>;
+
   struct Host {
     int host;
-    std::uint32_t first, end;  ///< in entries_
+    std::uint32_t first, end;  ///< of its recipients, in entries_
   };
 
-  Entry& enter_locally(const Host& host, int owner, std::uint64_t steps);
-  Entry& enter_from_outside(const Host& host, bool last, std::uint64_t steps);
+  std::uint32_t enter_locally(const Host& host, int owner, std::uint64_t steps);
+  std::uint32_t enter_from_outside(const Host& host, bool last, std::uint64_t steps);
+  std::uint32_t first_done(const Host& host, std::uint64_t steps, const Loads& loads) const;
+  void send(std::uint32_t entry, std::uint64_t steps);
 
   std::span<const PlanRank> ranks_;
-  std::vector<Entry> entries_;               ///< by host, ascending
   std::vector<Host> hosts_;                  ///< that have recipients, ascending
   std::vector<std::uint32_t> first_host_;    ///< for each host: the first of hosts_ not before it
+  std::vector<int> entries_;                 ///< ranks of all recipients, by host
   std::vector<std::int32_t> entry_of_rank_;  ///< -1: no recipient
+  // By entry.
   std::vector<std::uint64_t> costs_;
+  Loads in_;       ///< from other hosts
+  Loads out_;      ///< to other hosts
+  Loads busiest_;  ///< of both, as a device carries them at once
+  Loads local_;    ///< out of pools of its own host, its own included
 };
 
 }  // namespace ckpt

@@ -108,8 +108,8 @@ class SourceChooser {
   int last_ = -1;
 };
 
-/// Appends the units of tensors [begin, end) of one owner.
-void append_units(SourceQueues& queues, std::uint32_t begin, std::uint32_t end,
+/// Cuts the queue of one owner, from tensor `begin` to the end of the list, into units.
+void append_units(SourceQueues& queues, std::span<const CatalogTensor> tensors, std::uint32_t begin,
                   std::uint64_t bucket_bytes) {
   const std::size_t first_unit = queues.units.size();
   const auto append = [&](std::uint32_t first, std::uint32_t count, std::uint64_t bytes) {
@@ -121,16 +121,18 @@ void append_units(SourceQueues& queues, std::uint32_t begin, std::uint32_t end,
       queues.units.push_back({first, count, bytes});
     }
   };
+  const std::vector<QueuedTensor>& queue = queues.tensors;
+  const auto end = static_cast<std::uint32_t>(queue.size());
   for (std::uint32_t first = begin, last; first < end; first = last) {
+    const std::uint64_t group = tensors[queue[first].tensor].group;
     std::uint64_t bytes = 0;
-    for (last = first; last < end && queues.tensors[last].group == queues.tensors[first].group;
-         ++last) {
-      bytes += padded(queues.tensors[last].bytes);
+    for (last = first; last < end && tensors[queue[last].tensor].group == group; ++last) {
+      bytes += padded(queue[last].bytes);
     }
     if (bytes <= bucket_bytes) {
       append(first, last - first, bytes);
     } else {
-      for (std::uint32_t i = first; i < last; ++i) append(i, 1, padded(queues.tensors[i].bytes));
+      for (std::uint32_t i = first; i < last; ++i) append(i, 1, padded(queue[i].bytes));
     }
   }
 }
@@ -153,9 +155,9 @@ SourceQueues queue_sources(const Catalog& catalog, std::span<const PlanRank> ran
       const CatalogTensor& tensor = tensors[index];
       const Replica& source = catalog.replicas(tensor)[chosen[index]];
       if (source.rank != rank) continue;
-      queues.tensors.push_back({index, tensor.info->bytes, source.offset, tensor.group});
+      queues.tensors.push_back({index, tensor.info->bytes, source.offset});
     }
-    append_units(queues, begin, static_cast<std::uint32_t>(queues.tensors.size()), bucket_bytes);
+    append_units(queues, tensors, begin, bucket_bytes);
   }
   queues.first_unit.push_back(static_cast<std::uint32_t>(queues.units.size()));
   return queues;

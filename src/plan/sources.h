@@ -13,7 +13,6 @@ struct QueuedTensor {
   std::uint32_t tensor;  ///< index into Catalog::tensors()
   std::uint64_t bytes;
   std::uint64_t pool_offset;  ///< at the owner
-  std::uint64_t group;
 };
 
 /// What stays together: neighbours of one group, or a single tensor where the group is larger than

@@ -174,6 +174,8 @@ Result<std::unique_ptr<WorkerChannel>> WorkerChannel::bind(ChannelOptions option
   auto channel = std::make_unique<TwoWireChannel>(options, address, std::move(poll_set));
   CKPT_ASSIGN_OR_RETURN(auto native, bind_native_wire(options, address));
   CKPT_RETURN_IF_ERROR(channel->add(std::move(native)));
+  CKPT_ASSIGN_OR_RETURN(auto stock, bind_stock_wire(options, address));
+  CKPT_RETURN_IF_ERROR(channel->add(std::move(stock)));
   return std::unique_ptr<WorkerChannel>(std::move(channel));
 }
 

@@ -118,18 +118,22 @@ void wait_for_news(const ClosingChannel& channel, Deadline until) {
 void Closers::drive(ClosingChannel channel, Running& running) {
   Deadline idle = Deadline::after(kIdleTime);
   bool cut = false;
+  bool was_connected = false;
   while (true) {
     const auto progress = step(channel);
+    if (progress.connected && !was_connected) idle = Deadline::after(kIdleTime);
+    was_connected = progress.connected;
     if (!progress.connected) {
       drop_ring(channel, running);
-      if (progress.served || idle.expired()) break;
+      if (progress.served || idle.expired()) return;
+    } else if (cut && idle.expired()) {
+      return;  // it is busy; the exception lies in its socket
     } else if (!cut && channel.deadline.expired()) {
       log_warning("the worker of rank ", channel.rank,
                   " has not left the aborted update in time: its connection is cut");
       for (const auto& wire : channel.wires) wire->cut();
       cut = true;
       drop_ring(channel, running);
-      idle = Deadline::after(kIdleTime);
       continue;
     }
     wait_for_news(channel, progress.connected && !cut ? channel.deadline : idle);

@@ -63,6 +63,7 @@ class NativeWire final : public WorkerWire {
   void start_abort(const Status& cause) override;
   AbortProgress abort_step() override;
   void cut() override {
+    if (!peer_) return;
     served_ = true;  // it was told at start_abort(); only its going is not seen any more
     peer_.reset();
   }

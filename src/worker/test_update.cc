@@ -14,6 +14,7 @@
 #include "base/host.h"
 #include "base/strings.h"
 #include "checkpoint/digest.h"
+#include "worker/test_stock_worker.h"
 
 namespace ckpt::test {
 namespace {
@@ -221,6 +222,16 @@ int worker_role(const std::string& address, const std::string& verb) {
   return report.is_ok() ? 0 : 1;
 }
 
+/// stock-worker ADDRESS VERB: the Python package's worker. At the second bucket: "die" or "stop".
+int stock_worker_role(const std::string& address, const std::string& verb) {
+  StockScript script;
+  script.at = Step::kBucket;
+  script.bucket = 2;
+  script.before = [&] { ::raise(verb == "die" ? SIGKILL : SIGSTOP); };
+  const std::atomic<bool> stop = false;
+  return run_stock_worker(address, script, stop).returned ? 0 : 1;
+}
+
 /// rank JOB VERB: writes its address, then updates one worker. With a bucket announced: "die",
 /// "stop", or neither.
 int rank_role(const std::string& job, const std::string& verb) {
@@ -244,6 +255,7 @@ int run_role(int argc, char** argv) {
   if (argc != 5 || std::string_view(argv[1]) != "--role") return -1;
   const std::string_view role = argv[2];
   if (role == "worker") return worker_role(argv[3], argv[4]);
+  if (role == "stock-worker") return stock_worker_role(argv[3], argv[4]);
   if (role == "rank") return rank_role(argv[3], argv[4]);
   return 126;
 }

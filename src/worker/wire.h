@@ -37,7 +37,7 @@ class WorkerWire {
   /// Who is left to be told. Call it when poll_fd() is readable. Does not wait.
   struct AbortProgress {
     bool connected = false;  ///< somebody is, and may still read the ring
-    bool served = false;     ///< somebody was told, and has gone
+    bool served = false;     ///< somebody has gone since: told, or by itself
   };
   virtual AbortProgress abort_step() = 0;
   /// The worker has had its time: its connection is cut. It is told when it connects again.
@@ -47,5 +47,9 @@ class WorkerWire {
 /// Listens on native_address(address).
 Result<std::unique_ptr<WorkerWire>> bind_native_wire(const ChannelOptions& options,
                                                      const std::string& address);
+
+/// Listens on `address`.
+Result<std::unique_ptr<WorkerWire>> bind_stock_wire(const ChannelOptions& options,
+                                                    const std::string& address);
 
 }  // namespace ckpt

@@ -70,6 +70,8 @@ std::optional<ZmqEvent::Kind> event_kind(std::uint16_t event) {
   switch (event) {
     case ZMQ_EVENT_ACCEPTED:
       return ZmqEvent::Kind::kAccepted;
+    case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
+      return ZmqEvent::Kind::kReady;
     case ZMQ_EVENT_CONNECTED:
       return ZmqEvent::Kind::kConnected;
     case ZMQ_EVENT_CLOSED:
@@ -96,6 +98,10 @@ class ZmqSocket::Impl {
   ~Impl() { close(0); }
 
   Status open() {
+    // libpgm, which Debian's libzmq starts with its first context and ends with its last, does not
+    // bear that from two threads: one context (without a socket, so without a thread) always stays.
+    static void* const always_one = ::zmq_ctx_new();
+    if (always_one == nullptr) return zmq_status("zmq_ctx_new");
     context_ = ::zmq_ctx_new();
     if (context_ == nullptr) return zmq_status("zmq_ctx_new");
     socket_ = ::zmq_socket(context_, zmq_type(options_.type));
@@ -150,6 +156,13 @@ class ZmqSocket::Impl {
       more = frame.more();
     }
     return std::optional<ZmqMessage>(std::move(message));
+  }
+
+  bool writable() {
+    int events = 0;
+    std::size_t size = sizeof(events);
+    return ::zmq_getsockopt(socket_, ZMQ_EVENTS, &events, &size) == 0 &&
+           (events & ZMQ_POLLOUT) != 0;
   }
 
   Status send(const std::string& route, std::span<const std::byte> content) {
@@ -209,7 +222,9 @@ class ZmqSocket::Impl {
     CKPT_RETURN_IF_ERROR(set(ZMQ_LINGER, 0));
     CKPT_RETURN_IF_ERROR(set(ZMQ_SNDHWM, 0));
     CKPT_RETURN_IF_ERROR(set(ZMQ_RCVHWM, 0));
-    CKPT_RETURN_IF_ERROR(set(ZMQ_RECONNECT_IVL, -1));
+    // Never again, that is. -1 would say so, but then libzmq drops what a closed connection had
+    // delivered and nobody has read yet.
+    CKPT_RETURN_IF_ERROR(set(ZMQ_RECONNECT_IVL, 1000 * 3600 * 24));
     if (options_.type == ZmqOptions::Type::kRouter) return set(ZMQ_ROUTER_MANDATORY, 1);
     return Status::ok();
   }
@@ -267,6 +282,7 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::connect(const std::string& address
 int ZmqSocket::fd() const { return impl_->fd(); }
 int ZmqSocket::event_fd() const { return impl_->event_fd(); }
 Result<std::optional<ZmqMessage>> ZmqSocket::receive() { return impl_->receive(); }
+bool ZmqSocket::writable() { return impl_->writable(); }
 Status ZmqSocket::send(const std::string& route, std::span<const std::byte> content) {
   return impl_->send(route, content);
 }

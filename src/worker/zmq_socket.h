@@ -32,7 +32,7 @@ struct ZmqMessage {
 
 /// `connection` numbers repeat: a closed one's is given to the next.
 struct ZmqEvent {
-  enum class Kind { kAccepted, kConnected, kRefused, kDisconnected } kind;
+  enum class Kind { kAccepted, kReady, kConnected, kRefused, kDisconnected } kind;
   int connection = -1;
 };
 
@@ -65,6 +65,8 @@ class ZmqSocket {
 
   /// Nothing when nothing is there.
   Result<std::optional<ZmqMessage>> receive();
+  /// Whether send() would find a connection that has shaken hands. Counts as a receive() for fd().
+  bool writable();
   /// kPeerLost when the connection is gone (router: `route` is unknown). `route` is for router
   /// sockets.
   Status send(const std::string& route, std::span<const std::byte> content);

@@ -1,5 +1,6 @@
 #include "control/socket.h"
 
+#include <poll.h>
 #include <signal.h>
 
 #include <cerrno>
@@ -79,6 +80,15 @@ struct Socket::State {
   zmq::socket_t socket;
   zmq::socket_t monitor;
   bool router = false;
+  // ZeroMQ's descriptors report changes only, and any send may swallow a change of the receiving
+  // side. So after a send the socket is asked before the descriptor is trusted, and what is found
+  // is remembered until receive() has drained it. (zmq_poll does the same with about four times the
+  // system calls.)
+  bool sent = true;
+  bool may_have_message = false;
+  bool may_have_event = true;
+  int fd = -1;
+  int monitor_fd = -1;
 
   State(zmq::context_t& context, zmq::socket_type type, bool v6)
       : socket(context, type),
@@ -100,6 +110,15 @@ struct Socket::State {
     }
     monitor.set(zmq::sockopt::linger, 0);
     monitor.connect(events);
+    fd = socket.get(zmq::sockopt::fd);
+    monitor_fd = monitor.get(zmq::sockopt::fd);
+  }
+  bool ready() {
+    if (std::exchange(sent, false)) {
+      may_have_message |=
+          (uninterrupted([this] { return socket.get(zmq::sockopt::events); }) & ZMQ_POLLIN) != 0;
+    }
+    return may_have_message || may_have_event;
   }
   ~State() { zmq_socket_monitor(socket.handle(), nullptr, 0); }
 };
@@ -144,6 +163,7 @@ int Socket::port() const {
 }
 
 bool Socket::send(const Route& route, const Envelope& envelope) {
+  state_->sent = true;
   const auto send_frame = [this](zmq::message_t frame, bool more) {
     auto flags = zmq::send_flags::dontwait;
     if (more) flags = flags | zmq::send_flags::sndmore;
@@ -166,8 +186,10 @@ bool Socket::send(const Route& route, const Envelope& envelope) {
 }
 
 std::optional<Incoming> Socket::receive() {
+  if (!state_->may_have_message) return std::nullopt;
   zmq::message_t frame;
-  if (!receive_frame(state_->socket, frame)) return std::nullopt;
+  state_->may_have_message = receive_frame(state_->socket, frame);
+  if (!state_->may_have_message) return std::nullopt;
   Incoming incoming{Route(), protocol_error("a message without a body came to the control port")};
   if (state_->router) {
     incoming.route.assign(static_cast<const char*>(frame.data()), frame.size());
@@ -192,8 +214,10 @@ std::optional<Incoming> Socket::receive() {
 }
 
 std::optional<SocketEvent> Socket::next_event() {
+  if (!state_->may_have_event) return std::nullopt;
   zmq::message_t frame;
-  if (!receive_frame(state_->monitor, frame)) return std::nullopt;
+  state_->may_have_event = receive_frame(state_->monitor, frame);
+  if (!state_->may_have_event) return std::nullopt;
   std::uint16_t event = 0;
   std::memcpy(&event, frame.data(), sizeof(event));
   while (frame.more()) {
@@ -203,15 +227,24 @@ std::optional<SocketEvent> Socket::next_event() {
 }
 
 void Socket::wait(std::initializer_list<Socket*> sockets, int fd, Deadline deadline) {
-  std::vector<zmq_pollitem_t> items;
-  items.push_back({nullptr, fd, ZMQ_POLLIN, 0});
+  std::vector<pollfd> items;
+  items.reserve(1 + 2 * sockets.size());
+  items.push_back({fd, POLLIN, 0});
+  bool ready = false;
   for (Socket* socket : sockets) {
     if (socket == nullptr) continue;
-    items.push_back({socket->state_->socket.handle(), 0, ZMQ_POLLIN, 0});
-    items.push_back({socket->state_->monitor.handle(), 0, ZMQ_POLLIN, 0});
+    ready |= socket->state_->ready();
+    items.push_back({socket->state_->fd, POLLIN, 0});
+    items.push_back({socket->state_->monitor_fd, POLLIN, 0});
   }
-  // A signal ends it early; the caller looks again.
-  zmq_poll(items.data(), static_cast<int>(items.size()), deadline.poll_ms());
+  // When a signal ends it, nothing is found, and the caller waits again.
+  if (::poll(items.data(), items.size(), ready ? 0 : deadline.poll_ms()) <= 0) return;
+  auto item = items.begin() + 1;
+  for (Socket* socket : sockets) {
+    if (socket == nullptr) continue;
+    socket->state_->may_have_message |= (item++)->revents != 0;
+    socket->state_->may_have_event |= (item++)->revents != 0;
+  }
 }
 
 }  // namespace ckpt::control

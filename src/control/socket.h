@@ -57,9 +57,9 @@ class Socket {
   int port() const;
   /// False when there is no such connection. Never waits: what cannot be written yet is queued.
   bool send(const Route& route, const Envelope& envelope);
-  /// The next message that has come, or nothing. Does not wait.
+  /// The next message of those that the last wait() found, or nothing. Does not wait.
   std::optional<Incoming> receive();
-  /// The next change of a connection, or nothing. Does not wait.
+  /// The next change of a connection that the last wait() found, or nothing. Does not wait.
   std::optional<SocketEvent> next_event();
 
   /// Waits until one of `sockets` (null ones are skipped) has something, or `fd` is readable, or

@@ -15,23 +15,26 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
+Status not_known_any_more() {
+  return peer_lost(
+      "the hub does not know this connection (any more): the rank was silent for too long and "
+      "taken for lost; join again");
+}
+
 }  // namespace
 
 void HubCore::receive(const Route& route, Envelope envelope, TimePoint now) {
   if (const auto* joining = std::get_if<Join>(&envelope.message)) return join(route, *joining, now);
   if (const auto* attaching = std::get_if<Attach>(&envelope.message)) {
     if (!membership_.attach(attaching->session, route)) {
-      send(route,
-           Refused{failed_precondition("no rank has this session: it was lost or has left")});
+      send(route, Refused{not_known_any_more()});
     }
     return;
   }
   Member* member = membership_.find(route);
   if (member == nullptr) {
     if (std::holds_alternative<Leave>(envelope.message)) return send(route, Left{});
-    return send(route, Refused{peer_lost("the hub does not know this connection (any more): the "
-                                         "rank was silent for too long and taken for lost; join "
-                                         "again")});
+    return send(route, Refused{not_known_any_more()});
   }
   member->last_heard = now;
   handle(*member, envelope.message, std::move(envelope.payloads));

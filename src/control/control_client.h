@@ -51,14 +51,18 @@ struct PeerLost {
 ///
 /// The calls over `ranks` are made by each of these ranks, itself included, with the same set in
 /// any order. Calls are matched by (epoch, tag): two that may be under way at the same time need
-/// different tags. Every call ends with
-/// * kPeerLost as soon as one of `ranks` is lost or leaves (the message names it),
-/// * kDeadlineExceeded on the rank whose deadline passed, naming the ranks that had not come; the
-/// others end with
-///   kAborted, naming the rank that gave up,
-/// * the cause of `abort` when that is raised, and the others as above,
-/// * the cause of the update's abort, when `epoch` is not 0,
-/// * kUnavailable when the hub is lost; all later calls end so too, and a new client is needed.
+/// different tags. A call that fails ends with
+///
+/// - kPeerLost as soon as one of `ranks` is lost or leaves; the message names it,
+/// - kDeadlineExceeded on the rank whose deadline passed, naming the ranks that had not come
+/// (asking
+///   the hub for them takes at most 0.2 s more); on the others with kAborted, naming who gave up,
+/// - the cause of `abort` when that is raised; on the others as above,
+/// - the cause of the update's abort, when `epoch` is not 0,
+/// - kInvalidArgument on all of them when they disagree on the call or its ranks,
+/// - kUnavailable when the hub is lost, kPeerLost when the hub took this rank for lost: all later
+///   calls end so too, and a new client is needed.
+///
 /// After a failure the same tag can be used again.
 class ControlClient {
  public:
@@ -136,7 +140,8 @@ class ControlClient {
   /// Ok while joined; else why not: left, or how the hub was lost.
   Status state() const;
   /// Says goodbye, waits at most a second for the hub to have heard it, and closes. Others that
-  /// wait for this rank fail. Waits of other threads in this client end. Again is fine.
+  /// wait for this rank fail. Waits of other threads in this client end. Again is fine. Not
+  /// inside a callback.
   void leave();
 
  private:

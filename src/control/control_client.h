@@ -54,9 +54,8 @@ struct PeerLost {
 /// different tags. A call that fails ends with
 ///
 /// - kPeerLost as soon as one of `ranks` is lost or leaves; the message names it,
-/// - kDeadlineExceeded on the rank whose deadline passed, naming the ranks that had not come
-/// (asking
-///   the hub for them takes at most 0.2 s more); on the others with kAborted, naming who gave up,
+/// - kDeadlineExceeded on the rank whose deadline passed, naming who had not come (asking the
+///   hub takes at most 0.2 s more); on the others with kAborted, naming who gave up,
 /// - the cause of `abort` when that is raised; on the others as above,
 /// - the cause of the update's abort, when `epoch` is not 0,
 /// - kInvalidArgument on all of them when they disagree on the call or its ranks,

@@ -80,6 +80,26 @@ TEST_F(InspectCommandTest, RefusesWithOneLineAndGoesOn) {
   EXPECT_EQ(outcome(InspectCommand{{"/nonexistent"}, false, false}).code, 2);
 }
 
+TEST(InspectFixtures, EveryAwkwardFileHasItsExitCode) {
+  const std::string folder = CKPT_TEST_DATA "/safetensors";
+  const json verdicts = json::parse(*read_text_file(folder + "/expected.json"));
+  ASSERT_GT(verdicts.size(), 70u);
+  for (const auto& [name, expected] : verdicts.items()) {
+    const auto result = outcome(InspectCommand{{folder + "/" + name}, true, true});
+    const auto lines = std::count(result.err.begin(), result.err.end(), '\n');
+    if (result.code == 2) {
+      EXPECT_NE(expected["verdict"], "ok") << name << ": " << result.err;
+      EXPECT_EQ(lines, 1) << result.err;
+      EXPECT_THAT(result.err, HasSubstr(name));
+    } else {
+      EXPECT_EQ(result.code, 0) << name;
+      EXPECT_NE(expected["verdict"], "bad") << name;
+      EXPECT_EQ(lines, 0) << result.err;
+      EXPECT_FALSE(json::parse(result.out, nullptr, false).is_discarded()) << name;
+    }
+  }
+}
+
 TEST_F(InspectCommandTest, MakingAnUnknownModelIsRefused) {
   MakeCheckpointCommand make = small();
   make.like = "gpt-9";

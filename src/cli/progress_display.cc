@@ -26,15 +26,16 @@ std::string progress_line(std::uint64_t done, std::uint64_t total, double second
   return text + std::string(rest);
 }
 
+void ProgressDisplay::begin() {
+  const std::lock_guard lock(mutex_);
+  start_ = shown_ = Clock::now();
+}
+
 void ProgressDisplay::update(std::uint64_t done, std::uint64_t total) {
   using std::chrono_literals::operator""ms;
   if (kind_ == ProgressKind::kNone) return;
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
-  if (!begun_) {
-    begun_ = true;
-    start_ = shown_ = now;
-  }
   const auto interval = kind_ == ProgressKind::kBar ? 100ms : 2000ms;
   if (done < total && now - shown_ < interval) return;
   shown_ = now;
@@ -52,7 +53,7 @@ void ProgressDisplay::update(std::uint64_t done, std::uint64_t total) {
 void ProgressDisplay::end() {
   const std::lock_guard lock(mutex_);
   if (open_line_) std::fputc('\n', stderr);
-  begun_ = open_line_ = false;
+  open_line_ = false;
 }
 
 }  // namespace ckpt

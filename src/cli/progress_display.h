@@ -23,9 +23,11 @@ class ProgressDisplay {
   explicit ProgressDisplay(ProgressKind kind) : kind_(kind) {}
   ~ProgressDisplay() { end(); }
 
+  /// Rates count from here.
+  void begin();
   /// Shows the state if the last one was shown long enough ago, and always the last.
   void update(std::uint64_t done, std::uint64_t total);
-  /// Leaves the cursor on a line of its own; a further update() begins anew.
+  /// Leaves the cursor on a line of its own.
   void end();
 
  private:
@@ -33,8 +35,8 @@ class ProgressDisplay {
 
   const ProgressKind kind_;
   std::mutex mutex_;
-  bool begun_ = false, open_line_ = false;
-  Clock::time_point start_, shown_;
+  bool open_line_ = false;
+  Clock::time_point start_ = Clock::now(), shown_ = start_;
 };
 
 }  // namespace ckpt

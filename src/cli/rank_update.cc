@@ -162,6 +162,7 @@ class RankUpdate {
         progress_.update(done, total);
       };
     }
+    progress_.begin();
     const Interrupt::Update interruptible(interrupt_);
     auto report =
         server_->update(command_.checkpoint_name, make_engine_call(call_options()), options);

@@ -44,7 +44,11 @@ std::string member_text(const json& body) {
   return {};
 }
 
-Status not_offered(EngineKind kind, const std::string& what) {
+Status not_offered(EngineKind kind, const std::string& what, const std::string& path) {
+  if (path == "/health" || path == "/ping") {
+    return failed_precondition(concat(what, ": no such call there; every ", engine_name(kind),
+                                      " has it: are --endpoint and --engine right?"));
+  }
   if (kind == EngineKind::kSglang) {
     return failed_precondition(
         concat(what,
@@ -119,7 +123,7 @@ Status check_answer(EngineKind kind, const Endpoint& endpoint, const HttpRequest
     return failed_precondition(concat(what, ": not allowed (HTTP ", status,
                                       "); give the engine's API key with --api-key-file"));
   }
-  if (status == 404 || status == 405) return not_offered(kind, what);
+  if (status == 404 || status == 405) return not_offered(kind, what, request.path);
   return failed_inside(kind, what, status, error_text(response.body));
 }
 

@@ -295,6 +295,13 @@ TEST(EngineClient, DoesNotWaitForAnEngineThatNeedsAnotherSetup) {
             StatusCode::kFailedPrecondition);
 }
 
+TEST(EngineClient, SaysThatSomethingElseListensThere) {
+  const ScriptedServer server;
+  const EngineClient client(EngineKind::kSglang, server.endpoint());
+  EXPECT_THAT(client.wait_ready(soon(), {}).message(),
+              AllOf(HasSubstr("/ping"), HasSubstr("--engine")));
+}
+
 TEST(EngineClient, DescriptorsBeyondTheLimitOfSelectWork) {
   // The library waits with select(2), which knows the first 1024 descriptors only.
   rlimit limit{};

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <set>
 
 #include "base/fd.h"
 #include "base/host.h"
@@ -21,21 +20,9 @@ namespace {
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-std::set<std::string> shared_objects() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("checkpoint-engine-")) names.insert(name);
-  }
-  return names;
-}
-
 class UpdateFailure : public ::testing::Test {
  protected:
-  void TearDown() override {
-    for (const std::string& name : shared_objects())
-      EXPECT_TRUE(before_.contains(name)) << name << " was left";
-  }
+  void TearDown() override { EXPECT_THAT(job_.shared_objects(), ::testing::IsEmpty()); }
   void SetUp() override { ASSERT_TRUE(job_.load("c", checkpoint_).is_ok()); }
 
   // Every rank failed, all with the same cause, which contains `text`.
@@ -66,7 +53,6 @@ class UpdateFailure : public ::testing::Test {
     return engines;
   }
 
-  const std::set<std::string> before_ = shared_objects();
   Checkpoint checkpoint_ = small_model(6, 101);
   Job job_{{.ranks = 4, .instance_size = 2}};
 };

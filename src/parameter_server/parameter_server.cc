@@ -18,6 +18,7 @@
 #include "parameter_server/registered_checkpoint.h"
 #include "parameter_server/update_session.h"
 #include "transport/ucx/ucx_transport.h"
+#include "worker/closer.h"
 
 namespace ckpt {
 namespace {
@@ -253,6 +254,10 @@ void ParameterServerImpl::make_transport() {
 }
 
 ParameterServerImpl::~ParameterServerImpl() {
+  // A worker that has not heard yet that its update failed would wait for ever.
+  const Status told =
+      wait_for_closers(Deadline::after_seconds(options_.collective_timeout_seconds));
+  if (!told.is_ok()) log_warning(told.message());
   checkpoints_.clear();
   signals_.reset();
   transport_.reset();

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "parameter_server/catalog_fingerprint.h"
+#include "worker/closer.h"
 
 namespace ckpt {
 namespace {
@@ -167,6 +168,9 @@ Status Pass::gather_ready(const char* step, const PassReady& mine) {
 
 Status Pass::allocate_and_open(std::string address) {
   const Plan& plan = plan_->plan;
+  // A worker that was told to stop may still read the ring of an update that failed: it counts as
+  // used memory until then.
+  CKPT_RETURN_IF_ERROR(wait_for_rings(setup_.job, setup_.rank, setup_.deadline, *setup_.abort));
   CKPT_ASSIGN_OR_RETURN(PassBuffers buffers,
                         PassBuffers::allocate(setup_, plan, plan_->schedule, local_recipients_));
   buffers_ = std::make_shared<PassBuffers>(std::move(buffers));

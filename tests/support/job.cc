@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <random>
+#include <set>
 
 #include "base/host.h"
 #include "base/strings.h"
 #include "checkpoint/split.h"
+#include "parameter_server/pass_setup.h"
 
 namespace ckpt::testing {
 namespace {
@@ -137,7 +140,7 @@ Job::Job(JobOptions options) : options_(std::move(options)) {
   ParameterServerOptions base;
   base.world_size = options_.ranks;
   base.rendezvous = concat("127.0.0.1:", free_port());
-  base.job = "test-" + random_id();
+  base.job = name_ = "test-" + random_id();
   base.device = "host";
   base.load_threads = 1;
   base.join_timeout_seconds = 30;
@@ -170,6 +173,20 @@ Job::~Job() {
   std::vector<std::thread> threads;
   for (auto& server : servers_) threads.emplace_back([&server] { server.reset(); });
   for (std::thread& thread : threads) thread.join();
+}
+
+std::vector<std::string> Job::shared_objects() const {
+  std::set<std::string> prefixes;
+  for (const std::string& id : options_.host_ids) prefixes.insert(shared_memory_prefix(name_, id));
+  if (prefixes.empty()) prefixes.insert(shared_memory_prefix(name_, host_id()));
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    for (const std::string& prefix : prefixes) {
+      if (name.starts_with(prefix)) names.push_back(name);
+    }
+  }
+  return names;
 }
 
 std::vector<Status> Job::run(const std::function<Status(int, ParameterServer&)>& body,

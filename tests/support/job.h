@@ -75,6 +75,8 @@ class Job {
   explicit Job(JobOptions options = {});
   ~Job();
 
+  /// Of its objects in /dev/shm that are there now, on any of its hosts.
+  std::vector<std::string> shared_objects() const;
   int ranks() const { return static_cast<int>(servers_.size()); }
   ParameterServer& server(int rank) { return *servers_[static_cast<std::size_t>(rank)]; }
 
@@ -92,6 +94,7 @@ class Job {
 
  private:
   JobOptions options_;
+  std::string name_;
   std::vector<std::unique_ptr<ParameterServer>> servers_;
 };
 

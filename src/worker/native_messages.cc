@@ -2,8 +2,8 @@
 
 #include <flatbuffers/flatbuffers.h>
 
+#include <bit>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "base/strings.h"
@@ -127,14 +127,22 @@ Bytes bytes_of(const flatbuffers::Vector<std::uint8_t>* bytes) {
   return Bytes(data, data + bytes->size());
 }
 
+/// The verifier does not look at the alignment of a vector's elements.
+std::vector<std::int64_t> shape_of(const flatbuffers::Vector<std::int64_t>* shape) {
+  static_assert(std::endian::native == std::endian::little, "the wire is little-endian");
+  if (shape == nullptr || shape->size() == 0) return {};
+  std::vector<std::int64_t> dims(shape->size());
+  std::memcpy(dims.data(), shape->Data(), dims.size() * sizeof(std::int64_t));
+  return dims;
+}
+
 Result<Entry> decode_entry(const wire::Entry& e) {
   if (e.dtype() > static_cast<std::uint8_t>(DType::kF4)) {
     return protocol_error(
         concat("tensor ", quoted(text_of(e.name())), " has the unknown dtype number ", e.dtype()));
   }
-  std::vector<std::int64_t> shape;
-  if (e.shape() != nullptr) shape.assign(e.shape()->begin(), e.shape()->end());
-  auto info = make_tensor_info(text_of(e.name()), static_cast<DType>(e.dtype()), std::move(shape));
+  auto info =
+      make_tensor_info(text_of(e.name()), static_cast<DType>(e.dtype()), shape_of(e.shape()));
   if (!info) return protocol_error(info.status().message());
   if (e.begin() > info->bytes || e.bytes() > info->bytes - e.begin()) {
     return protocol_error(concat("bytes ", e.begin(), " + ", e.bytes(), " of tensor ",

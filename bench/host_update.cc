@@ -2,7 +2,7 @@
 // checkpoint of min(4 GiB, a tenth of memory) into 4 workers. Rate = (filled + loaded bytes) / time
 // of commit; the ceiling is a memcpy of as many bytes by as many threads.
 //
-//   usage: host_update [--bytes SIZE] [--updates N] [--check]
+//   usage: host_update [--bytes SIZE] [--updates N] [--ring SIZE] [--chunk SIZE] [--check]
 //   --check: exit code 1 when a target of docs/benchmarks.md is missed
 #include <algorithm>
 #include <cstdio>
@@ -92,6 +92,7 @@ struct Measured {
 int main(int argc, char** argv) {
   std::uint64_t bytes = std::min<std::uint64_t>(4ull << 30, *ckpt::available_host_memory() / 10);
   int updates = 5;
+  std::uint64_t ring = 0, chunk = 0;
   bool check = false;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -101,15 +102,21 @@ int main(int argc, char** argv) {
       bytes = *ckpt::parse_bytes(argv[++i]);
     } else if (argument == "--updates" && i + 1 < argc) {
       updates = std::stoi(argv[++i]);
+    } else if (argument == "--ring" && i + 1 < argc) {
+      ring = *ckpt::parse_bytes(argv[++i]);
+    } else if (argument == "--chunk" && i + 1 < argc) {
+      chunk = *ckpt::parse_bytes(argv[++i]);
     } else {
-      std::fprintf(stderr, "usage: host_update [--bytes SIZE] [--updates N] [--check]\n");
+      std::fprintf(stderr,
+                   "usage: host_update [--bytes SIZE] [--updates N] [--ring SIZE] [--chunk SIZE] "
+                   "[--check]\n");
       return 2;
     }
   }
 
-  Job job({.ranks = kRanks, .adjust = [](ckpt::ParameterServerOptions& options) {
-             options.ring_bytes = 0;
-             options.chunk_bytes = 32 << 20;
+  Job job({.ranks = kRanks, .adjust = [&](ckpt::ParameterServerOptions& options) {
+             options.ring_bytes = ring;
+             options.chunk_bytes = chunk;
            }});
   {
     const auto checkpoint = make_checkpoint(bytes);

@@ -37,10 +37,12 @@ struct ParameterServerOptions {
 
   std::string device = "auto";      ///< "auto", "host", "cuda"
   std::string collective = "auto";  ///< "auto", "peer", "nccl", "chain"
-  std::uint64_t ring_bytes = 0;     ///< 0: 1 GiB, see docs/architecture.md
-  std::uint64_t bucket_bytes = 0;   ///< 0: PS_MAX_BUCKET_SIZE_GB, else half of the ring
-  std::uint64_t chunk_bytes = 32ull << 20;
-  double memory_fraction = 0;  ///< 0: PS_MEM_FRACTION, else 0.9
+  /// 0: 1 GiB on cuda; 64 MiB on host, where a ring that stays in the caches is twice as fast
+  /// (docs/benchmarks.md). Grows to the largest tensor.
+  std::uint64_t ring_bytes = 0;
+  std::uint64_t bucket_bytes = 0;  ///< 0: PS_MAX_BUCKET_SIZE_GB, else half of the ring
+  std::uint64_t chunk_bytes = 0;   ///< 0: 32 MiB on cuda, 8 MiB on host
+  double memory_fraction = 0;      ///< 0: PS_MEM_FRACTION, else 0.9
   int load_threads = 0;  ///< for registration; 0: the processors of this host divided by its ranks
   bool keep_buffers = false;  ///< ring and staging stay between updates
 };

@@ -88,12 +88,14 @@ void add_update_transfer(CLI::App& app, UpdateCommand& o) {
   app.add_option("--collective", o.collective, "how bytes spread over the ranks")
       ->check(CLI::IsMember({"auto", "peer", "nccl", "chain"}))
       ->capture_default_str();
-  add_size(app, "--ring-size", o.ring_bytes, "memory shared with a worker (default 1GiB)", 4096);
+  add_size(app, "--ring-size", o.ring_bytes,
+           "memory shared with a worker (default 1GiB on cuda, 64MiB on host)", 4096);
   add_size(app, "--bucket-size", o.bucket_bytes,
            "most bytes that a worker loads at once (default: PS_MAX_BUCKET_SIZE_GB, else half of "
            "the ring)",
            4096);
-  add_size(app, "--chunk-size", o.chunk_bytes, "unit of copying (default 32MiB)", 4096);
+  add_size(app, "--chunk-size", o.chunk_bytes,
+           "unit of copying (default 32MiB on cuda, 8MiB on host)", 4096);
   app.add_flag("--keep-buffers", o.keep_buffers, "keep the ring between the updates of a job");
   app.add_flag("--verify,!--no-verify", o.verify,
                "workers check every tensor's digest (on by default)");

@@ -33,7 +33,7 @@ struct UpdateCommand {
   std::string collective = "auto";
   std::uint64_t ring_bytes = 0;
   std::uint64_t bucket_bytes = 0;
-  std::uint64_t chunk_bytes = 32u << 20;
+  std::uint64_t chunk_bytes = 0;
   bool keep_buffers = false;
   double timeout_seconds = 300;
   bool verify = true;

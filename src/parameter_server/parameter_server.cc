@@ -69,7 +69,13 @@ Result<double> memory_fraction(const ParameterServerOptions& options) {
   return fraction;
 }
 
-Result<MemoryRequest> memory_request(const ParameterServerOptions& options) {
+// A copy engine wants large chunks. A processor wants what it copies to be in its caches when the
+// worker copies it again.
+constexpr std::uint64_t kCudaChunk = 32 << 20;
+constexpr std::uint64_t kHostChunk = 8 << 20;
+constexpr std::uint64_t kHostBucket = 32 << 20;
+
+Result<MemoryRequest> memory_request(const ParameterServerOptions& options, DeviceKind device) {
   MemoryRequest request;
   request.ring_bytes = options.ring_bytes;
   request.bucket_bytes = options.bucket_bytes;
@@ -78,6 +84,11 @@ Result<MemoryRequest> memory_request(const ParameterServerOptions& options) {
     CKPT_ASSIGN_OR_RETURN(const auto gib, env_double("PS_MAX_BUCKET_SIZE_GB"));
     if (gib) request.bucket_bytes = static_cast<std::uint64_t>(*gib * (1ull << 30));
   }
+  if (device == DeviceKind::kHost && request.bucket_bytes == 0 && request.ring_bytes == 0) {
+    request.bucket_bytes = kHostBucket;
+  }
+  if (request.chunk_bytes == 0)
+    request.chunk_bytes = device == DeviceKind::kHost ? kHostChunk : kCudaChunk;
   return request;
 }
 
@@ -169,7 +180,6 @@ Result<std::unique_ptr<ParameterServer>> ParameterServerImpl::create(
     ParameterServerOptions options) {
   auto server = std::make_unique<ParameterServerImpl>();
   CKPT_ASSIGN_OR_RETURN(server->memory_fraction_, memory_fraction(options));
-  CKPT_ASSIGN_OR_RETURN(server->memory_, memory_request(options));
   server->host_id_ = options.host_id.empty() ? host_id() : options.host_id;
   RendezvousOptions who{options.rank, options.world_size, options.local_rank, std::nullopt};
   if (!options.rendezvous.empty()) who.hub = options.rendezvous;

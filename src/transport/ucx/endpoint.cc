@@ -11,6 +11,7 @@ namespace ckpt::ucx {
 
 struct Endpoint::State {
   Progress& progress;
+  std::shared_ptr<Worker> worker;
   ucp_ep_h ep = nullptr;
   Failed failed;
   bool broken = false;
@@ -29,25 +30,12 @@ struct Endpoint::Outgoing {
   }
 };
 
-namespace {
-
-struct FlushContext {
-  Progress& progress;
-  std::function<void()> done;
-};
-
-void on_flushed(void* request, ucs_status_t /*status*/, void* user_data) {
-  const std::unique_ptr<FlushContext> context(static_cast<FlushContext*>(user_data));
-  context->progress.defer(std::move(context->done));
-  ucp_request_free(request);
-}
-
-}  // namespace
-
 Result<std::unique_ptr<Endpoint>> Endpoint::connect(Progress& progress,
+                                                    std::shared_ptr<Worker> worker,
                                                     std::span<const std::byte> address,
                                                     Failed failed) {
-  auto state = std::make_shared<State>(State{progress, nullptr, std::move(failed)});
+  auto state =
+      std::make_shared<State>(State{progress, std::move(worker), nullptr, std::move(failed)});
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -60,9 +48,10 @@ Result<std::unique_ptr<Endpoint>> Endpoint::connect(Progress& progress,
     broken->progress.defer(
         [failed = std::move(broken->failed), status] { failed(ucs_text(status)); });
   };
-  const ucs_status_t status = ucp_ep_create(progress.worker(), &params, &state->ep);
+  const ucs_status_t status = ucp_ep_create(state->worker->get(), &params, &state->ep);
   if (status != UCS_OK) return unavailable(concat("no route: ", ucs_text(status)));
   progress.count_endpoint(+1);
+  progress.activate(state->worker);
   return std::unique_ptr<Endpoint>(new Endpoint(std::move(state)));
 }
 
@@ -84,6 +73,7 @@ void Endpoint::submit(unsigned id, std::unique_ptr<Outgoing> outgoing, const voi
     sent->complete(status == UCS_OK);
     ucp_request_free(request);
   };
+  state_->progress.activate(state_->worker);
   const std::size_t header_bytes = id == kDataId ? sizeof(DataHeader) : 0;
   const ucs_status_ptr_t request =
       ucp_am_send_nbx(state_->ep, id, &outgoing->header, header_bytes, data, bytes, &param);
@@ -115,28 +105,12 @@ void Endpoint::send_copy(const DataHeader& header, std::vector<std::byte> data) 
   submit(kDataId, std::move(outgoing), bytes.data(), bytes.size(), UCP_AM_SEND_FLAG_EAGER);
 }
 
-void Endpoint::flush(std::function<void()> done) {
-  if (state_->closed || state_->broken) {
-    state_->progress.defer(std::move(done));
-    return;
-  }
-  auto context = std::make_unique<FlushContext>(FlushContext{state_->progress, std::move(done)});
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = on_flushed;
-  param.user_data = context.get();
-  const ucs_status_ptr_t request = ucp_ep_flush_nbx(state_->ep, &param);
-  if (request == nullptr || UCS_PTR_IS_ERR(request)) {
-    state_->progress.defer(std::move(context->done));
-    return;
-  }
-  context.release();  // on_flushed owns it
-}
-
 void Endpoint::close() {
   if (std::exchange(state_->closed, true)) return;
   state_->failed = {};
-  // The error handler may run until the close has ended, so the state lives as long.
+  state_->progress.activate(state_->worker);
+  // The error handler may run until the close has ended, so the state lives as long; and the last
+  // word on the worker must not fall inside UCX.
   auto keep = std::make_unique<std::shared_ptr<State>>(state_);
   ucp_request_param_t param{};
   param.op_attr_mask =
@@ -146,15 +120,20 @@ void Endpoint::close() {
   param.cb.send = [](void* request, ucs_status_t /*status*/, void* user_data) {
     const std::unique_ptr<std::shared_ptr<State>> last(
         static_cast<std::shared_ptr<State>*>(user_data));
-    (*last)->progress.count_endpoint(-1);
+    closed(*last);
     ucp_request_free(request);
   };
   const ucs_status_ptr_t request = ucp_ep_close_nbx(state_->ep, &param);
   if (request == nullptr || UCS_PTR_IS_ERR(request)) {
-    state_->progress.count_endpoint(-1);
+    closed(state_);
     return;
   }
   keep.release();  // the callback owns it
+}
+
+void Endpoint::closed(const std::shared_ptr<State>& state) {
+  state->progress.count_endpoint(-1);
+  state->progress.defer([state] { state->worker.reset(); });
 }
 
 }  // namespace ckpt::ucx

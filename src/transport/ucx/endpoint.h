@@ -10,6 +10,7 @@
 #include "checkpoint_engine/status.h"
 #include "transport/ucx/message.h"
 #include "transport/ucx/progress.h"
+#include "transport/ucx/worker.h"
 
 struct ucp_ep;
 
@@ -23,6 +24,7 @@ class Endpoint {
   /// `failed` is called once, at the end of a progress call, when UCX finds the connection broken;
   /// not after close().
   static Result<std::unique_ptr<Endpoint>> connect(Progress& progress,
+                                                   std::shared_ptr<Worker> worker,
                                                    std::span<const std::byte> address,
                                                    Failed failed);
   /// As close().
@@ -36,8 +38,6 @@ class Endpoint {
   void send_data(const DataHeader& header, const void* data, std::uint64_t bytes, Done done);
   /// Sends `data`, which it owns.
   void send_copy(const DataHeader& header, std::vector<std::byte> data);
-  /// Calls `done` when everything sent so far has reached the peer, or never will.
-  void flush(std::function<void()> done);
   /// Cuts the connection: all that is under way ends soon, with an error. Idempotent.
   void close();
 
@@ -45,6 +45,7 @@ class Endpoint {
   struct State;
   struct Outgoing;
   explicit Endpoint(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  static void closed(const std::shared_ptr<State>& state);
   void submit(unsigned id, std::unique_ptr<Outgoing> outgoing, const void* data,
               std::uint64_t bytes, unsigned flags);
 

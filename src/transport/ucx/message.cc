@@ -50,6 +50,10 @@ struct BodyEncoder {
     type = wire::Body::Served;
     return wire::CreateServed(builder, served.read, served.request).Union();
   }
+  flatbuffers::Offset<void> operator()(const Bye&) {
+    type = wire::Body::Bye;
+    return wire::CreateBye(builder).Union();
+  }
 };
 
 std::string text(const flatbuffers::String* string) { return string ? string->str() : ""; }
@@ -115,6 +119,9 @@ Result<Message> decode_message(std::span<const std::byte> bytes) {
     }
     case wire::Body::Served:
       out.body = Served{in->body_as_Served()->read(), in->body_as_Served()->request()};
+      return out;
+    case wire::Body::Bye:
+      out.body = Bye{};
       return out;
     case wire::Body::NONE:
       break;

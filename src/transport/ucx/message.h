@@ -42,6 +42,10 @@ struct Signal {
   std::vector<std::byte> message;
 };
 
+/// The reader's last message: everything before it has been handled when the owner cuts the
+/// connection.
+struct Bye {};
+
 /// Ends one read; read 0 stands for the connection.
 struct Refusal {
   std::uint64_t read = 0;
@@ -58,7 +62,7 @@ struct Served {
 struct Message {
   std::uint64_t connection = 0;  ///< chosen by the reader at random
   std::uint64_t sequence = 0;    ///< counts the reader's messages from 0
-  std::variant<Hello, Request, Signal, Refusal, Served> body;
+  std::variant<Hello, Request, Signal, Refusal, Served, Bye> body;
 };
 
 std::vector<std::byte> encode_message(const Message& message);

@@ -97,22 +97,22 @@ void Owner::on_message(Message message) {
     if (found == readers_.end()) return;
     Reader& next = *found->second;
     if (next.early.empty() || next.early.begin()->first != next.next_sequence) return;
-    Message ready = std::move(next.early.begin()->second);
+    const Message ready = std::move(next.early.begin()->second);
     next.early.erase(next.early.begin());
     ++next.next_sequence;
-    handle(next, std::move(ready));
+    handle(next, ready);
   }
 }
 
-void Owner::handle(Reader& reader, Message message) {
+void Owner::handle(Reader& reader, const Message& message) {
   if (const auto* hello = std::get_if<Hello>(&message.body)) {
     greet(reader, *hello);
-  } else if (reader.endpoint == nullptr) {
+  } else if (reader.endpoint == nullptr || std::holds_alternative<Bye>(message.body)) {
     drop(reader.connection);
   } else if (const auto* request = std::get_if<Request>(&message.body)) {
     if (!reader.stale) serve(reader, *request);
-  } else if (auto* signal = std::get_if<Signal>(&message.body)) {
-    if (!reader.stale) deliver(reader, std::move(signal->message));
+  } else if (const auto* signal = std::get_if<Signal>(&message.body)) {
+    if (!reader.stale) deliver(reader, signal->message);
   }
 }
 
@@ -122,10 +122,11 @@ void Owner::greet(Reader& reader, const Hello& hello) {
   reader.label = hello.label;
   reader.epoch = hello.owner_epoch;
   Result<std::unique_ptr<Endpoint>> endpoint =
-      Endpoint::connect(progress_, hello.address, [this, connection](const std::string& why) {
-        log_debug("transport: reader lost: ", why);
-        drop(connection);
-      });
+      Endpoint::connect(progress_, progress_.main_worker(), hello.address,
+                        [this, connection](const std::string& why) {
+                          log_debug("transport: reader lost: ", why);
+                          drop(connection);
+                        });
   if (!endpoint.is_ok()) {
     log_warning("transport: cannot answer ", hello.label, ": ", endpoint.status().message());
     drop(connection);
@@ -226,25 +227,14 @@ void Owner::refuse(Reader& reader, std::uint64_t read, const Status& why) {
   reader.endpoint->send({reader.connection, 0, Refusal{read, why.code(), why.message()}});
 }
 
-void Owner::deliver(const Reader& reader, std::vector<std::byte> message) {
+void Owner::deliver(const Reader& reader, const std::vector<std::byte>& message) {
   counters_.signals_received.fetch_add(1);
-  if (signal_handler_) {
-    signal_handler_({reader.label, reader.instance}, message);
-  } else {
-    early_signals_.push_back({reader.label, reader.instance, std::move(message)});
-  }
+  inbox_.deliver(reader.label, reader.instance, message);
 }
 
 void Owner::set_signal_handler(Transport::SignalHandler handler) {
-  progress_.run([&] {
-    signal_handler_ = std::move(handler);
-    if (!signal_handler_) return;
-    std::vector<Early> early;
-    early.swap(early_signals_);
-    for (const Early& signal : early) {
-      signal_handler_({signal.label, signal.instance}, signal.message);
-    }
-  });
+  // On the progress thread, so that kept and new signals stay in order.
+  progress_.run([&] { inbox_.set_handler(std::move(handler)); });
 }
 
 void Owner::close() { readers_.clear(); }

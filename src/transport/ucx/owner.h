@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "transport/counters.h"
 #include "transport/descriptor.h"
+#include "transport/signal_inbox.h"
 #include "transport/transport.h"
 #include "transport/ucx/context.h"
 #include "transport/ucx/endpoint.h"
@@ -21,19 +23,15 @@
 
 namespace ckpt::ucx {
 
-/// What both sides of a transport say of themselves, and count.
+/// What both sides of a transport say of themselves.
 struct Identity {
   std::string instance;
   std::string label;
 };
-struct Counters {
-  std::atomic<std::uint64_t> bytes_read{0}, bytes_served{0}, reads_done{0}, reads_failed{0},
-      reads_refused{0}, signals_sent{0}, signals_received{0};
-};
 
 class Owner {
  public:
-  Owner(Context& context, Progress& progress, const Identity& identity, Counters& counters)
+  Owner(Context& context, Progress& progress, const Identity& identity, TransportCounters& counters)
       : context_(context), progress_(progress), identity_(identity), counters_(counters) {}
 
   // Any thread.
@@ -71,7 +69,7 @@ class Owner {
   };
 
   void greet(Reader& reader, const Hello& hello);
-  void handle(Reader& reader, Message message);
+  void handle(Reader& reader, const Message& message);
   void serve(Reader& reader, const Request& request);
   /// The regions of the request's spans. With mutex_ held, so that none closes before it is in use.
   Result<std::vector<std::shared_ptr<Region>>> check(const Reader& reader,
@@ -79,13 +77,13 @@ class Owner {
   void serve_directly(Reader& reader, const Request& request, std::shared_ptr<Region> region);
   void finish_serving(std::uint64_t connection, const Request& request, Region& region, bool sent);
   void refuse(Reader& reader, std::uint64_t read, const Status& why);
-  void deliver(const Reader& reader, std::vector<std::byte> message);
+  void deliver(const Reader& reader, const std::vector<std::byte>& message);
   void drop(std::uint64_t connection) { readers_.erase(connection); }
 
   Context& context_;
   Progress& progress_;
   const Identity& identity_;
-  Counters& counters_;
+  TransportCounters& counters_;
   std::atomic<std::uint64_t> epoch_{0};
 
   mutable std::mutex mutex_;
@@ -94,13 +92,8 @@ class Owner {
   std::map<std::uint64_t, std::shared_ptr<Region>> regions_;  // guarded by mutex_
 
   // Of the progress thread.
-  struct Early {
-    std::string label, instance;
-    std::vector<std::byte> message;
-  };
   std::map<std::uint64_t, std::unique_ptr<Reader>> readers_;  // by connection
-  Transport::SignalHandler signal_handler_;
-  std::vector<Early> early_signals_;  // came before the first handler
+  SignalInbox inbox_;
 };
 
 }  // namespace ckpt::ucx

@@ -1,140 +1,69 @@
 #include "transport/ucx/progress.h"
 
-#include <poll.h>
 #include <pthread.h>
-#include <ucp/api/ucp.h>
+#include <sys/epoll.h>
 
-#include <cstring>
+#include <array>
+#include <cerrno>
 #include <future>
-
-#include "base/log.h"
-#include "base/strings.h"
-#include "transport/ucx/wire_ids.h"
 
 namespace ckpt::ucx {
 namespace {
 
-/// Progress calls between two looks at posted tasks and timers while data flows.
-constexpr int kProgressBurst = 64;
-/// How long stop() waits for connections that are being flushed or cut.
+/// How long stop() waits for connections that are being closed.
 constexpr std::chrono::seconds kStopPatience{2};
-
-struct ReceiveContext {
-  Arrival::Done done;
-};
-
-void on_received(void* request, ucs_status_t status, std::size_t /*length*/, void* user_data) {
-  const std::unique_ptr<ReceiveContext> context(static_cast<ReceiveContext*>(user_data));
-  context->done(status == UCS_OK ? Status::ok() : unavailable(ucs_text(status)));
-  ucp_request_free(request);
-}
 
 }  // namespace
 
-void Arrival::receive(void* destination, Done done) {
-  received_ = true;
-  auto context = std::make_unique<ReceiveContext>(ReceiveContext{std::move(done)});
-  ucp_request_param_t param{};
-  param.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-  param.cb.recv_am = on_received;
-  param.user_data = context.get();
-  const ucs_status_ptr_t request =
-      ucp_am_recv_data_nbx(worker_, data_, destination, bytes_, &param);
-  if (UCS_PTR_IS_ERR(request)) {
-    context->done(unavailable(ucs_text(UCS_PTR_STATUS(request))));
-    return;
-  }
-  if (request == nullptr) {
-    context->done(Status::ok());
-    return;
-  }
-  context.release();  // on_received owns it
-}
-
 Result<std::unique_ptr<Progress>> Progress::create(std::shared_ptr<Context> context) {
-  std::unique_ptr<Progress> progress(new Progress());
-  progress->context_ = std::move(context);
-  CKPT_RETURN_IF_ERROR(progress->create_worker());
+  std::unique_ptr<Progress> progress(new Progress(std::move(context)));
+  progress->epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!progress->epoll_) return errno_error("cannot make an epoll set", errno);
+  epoll_event wake{};
+  wake.events = EPOLLIN;
+  wake.data.fd = progress->wake_.fd();
+  ::epoll_ctl(progress->epoll_.get(), EPOLL_CTL_ADD, progress->wake_.fd(), &wake);
+  CKPT_ASSIGN_OR_RETURN(progress->main_, progress->add_worker());
+  progress->address_ = progress->main_->address();
   return progress;
 }
 
-void Progress::start(MessageHandler on_message, DataHandler on_data) {
-  on_message_ = std::move(on_message);
-  on_data_ = std::move(on_data);
+void Progress::start(WorkerHandlers handlers) {
+  handlers_ = std::move(handlers);
+  own_handlers_.on_message = [this](Message message) {
+    defer([this, message = std::move(message)] { handlers_.on_message(message); });
+  };
+  own_handlers_.on_data = handlers_.on_data;
   thread_ = std::thread([this] { loop(); });
-}
-
-Status Progress::create_worker() {
-  ucp_worker_params_t params{};
-  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  ucs_status_t status = ucp_worker_create(context_->get(), &params, &worker_);
-  if (status != UCS_OK) {
-    worker_ = nullptr;
-    return unsupported(concat("ucx has no usable transport: ", ucs_text(status),
-                              "; check UCX_TLS and UCX_NET_DEVICES"));
-  }
-  CKPT_RETURN_IF_ERROR(set_handlers());
-  status = ucp_worker_get_efd(worker_, &worker_fd_);
-  if (status != UCS_OK) {
-    return unsupported(concat("ucx cannot wait for events: ", ucs_text(status)));
-  }
-  ucp_address_t* address = nullptr;
-  std::size_t bytes = 0;
-  status = ucp_worker_get_address(worker_, &address, &bytes);
-  if (status != UCS_OK) return unsupported(concat("ucx has no address: ", ucs_text(status)));
-  const auto* data = reinterpret_cast<const std::byte*>(address);
-  address_.assign(data, data + bytes);
-  ucp_worker_release_address(worker_, address);
-  return Status::ok();
-}
-
-Status Progress::set_handlers() {
-  ucp_am_handler_param_t param{};
-  param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
-                     UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
-  param.flags = UCP_AM_FLAG_WHOLE_MSG;
-  param.arg = this;
-  param.id = kMessageId;
-  param.cb = [](void* self, const void*, std::size_t, void* data, std::size_t bytes,
-                const ucp_am_recv_param_t* receive) {
-    auto* progress = static_cast<Progress*>(self);
-    if (receive->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) return UCS_OK;  // not one of ours: dropped
-    Result<Message> message = decode_message({static_cast<const std::byte*>(data), bytes});
-    if (!message.is_ok()) {
-      log_warning(message.status().message());
-      return UCS_OK;
-    }
-    progress->defer([progress, owned = std::move(message).value()]() mutable {
-      progress->on_message_(std::move(owned));
-    });
-    return UCS_OK;
-  };
-  ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &param);
-  param.id = kDataId;
-  param.cb = [](void* self, const void* header, std::size_t header_bytes, void* data,
-                std::size_t bytes, const ucp_am_recv_param_t* receive) {
-    auto* progress = static_cast<Progress*>(self);
-    if (header_bytes != sizeof(DataHeader)) return UCS_OK;
-    DataHeader copy;
-    std::memcpy(&copy, header, sizeof(copy));
-    Arrival arrival(progress->worker_, copy, data, bytes,
-                    (receive->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0);
-    progress->on_data_(arrival);
-    return arrival.received() ? UCS_INPROGRESS : UCS_OK;
-  };
-  if (status == UCS_OK) status = ucp_worker_set_am_recv_handler(worker_, &param);
-  if (status == UCS_OK) return Status::ok();
-  return unsupported(concat("this ucx has no active messages: ", ucs_text(status)));
 }
 
 Progress::~Progress() {
   stop();
-  // What was never run may own endpoints; they go before the worker.
+  // What was never run may own endpoints; they go before their workers.
   timers_.clear();
   deferred_.clear();
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+}
+
+Result<std::shared_ptr<Worker>> Progress::add_worker() {
+  CKPT_ASSIGN_OR_RETURN(auto made, Worker::create(context_, own_handlers_));
+  std::shared_ptr<Worker> worker = std::move(made);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = worker->fd();
+  // A number that was used before leaves the set with its worker.
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, worker->fd(), &event) != 0) {
+    return errno_error("cannot watch a ucx worker", errno);
+  }
+  workers_[worker->fd()] = {worker, false};
+  activate(worker);
+  return worker;
+}
+
+void Progress::activate(const std::shared_ptr<Worker>& worker) {
+  Driven& driven = workers_[worker->fd()];
+  if (driven.active) return;
+  driven.active = true;
+  active_.push_back(worker->fd());
 }
 
 bool Progress::post(Task task) {
@@ -215,20 +144,45 @@ bool Progress::run_ready() {
   return worked;
 }
 
-int Progress::poll_timeout_ms() const {
-  return timers_.empty() ? -1 : Deadline::at(timers_.begin()->first.first).poll_ms();
+bool Progress::drive_workers() {
+  bool worked = false;
+  std::vector<int> round;
+  round.swap(active_);
+  for (const int fd : round) {
+    const auto found = workers_.find(fd);
+    if (found == workers_.end()) continue;
+    found->second.active = false;
+    const std::shared_ptr<Worker> worker = found->second.worker.lock();
+    if (!worker) {
+      workers_.erase(found);  // its descriptor is closed and has left the epoll set
+      continue;
+    }
+    const bool busy = worker->progress();
+    worked |= busy;
+    // Arming fails while events are pending.
+    if (busy || !worker->arm()) activate(worker);
+  }
+  return worked;
+}
+
+void Progress::sleep() {
+  const int timeout = timers_.empty() ? -1 : Deadline::at(timers_.begin()->first.first).poll_ms();
+  std::array<epoll_event, 32> events;
+  const int count =
+      ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+  for (int i = 0; i < count; ++i) {
+    const auto found = workers_.find(events[static_cast<std::size_t>(i)].data.fd);
+    if (found == workers_.end()) continue;  // the wake-up
+    if (const auto worker = found->second.worker.lock()) activate(worker);
+  }
 }
 
 void Progress::loop() {
   pthread_setname_np(pthread_self(), "ckpt-ucx");
   while (!stopped()) {
     bool worked = run_ready();
-    for (int i = 0; i < kProgressBurst && ucp_worker_progress(worker_) != 0; ++i) worked = true;
-    if (worked || !deferred_.empty()) continue;
-    // Arming fails while events are pending: progress again before the thread may sleep.
-    if (ucp_worker_arm(worker_) != UCS_OK) continue;
-    pollfd fds[2] = {{worker_fd_, POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
-    ::poll(fds, 2, poll_timeout_ms());
+    worked |= drive_workers();
+    if (!worked && active_.empty() && deferred_.empty()) sleep();
   }
 }
 

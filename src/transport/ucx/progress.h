@@ -1,5 +1,5 @@
-// The UCX worker and the one thread that drives it. Everything else of this folder runs on that
-// thread; other threads post to it.
+// The one thread that drives the UCX workers of a transport. Everything else of this folder runs on
+// it; other threads post to it.
 #pragma once
 
 #include <atomic>
@@ -9,57 +9,26 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/fd.h"
 #include "checkpoint_engine/status.h"
-#include "transport/ucx/context.h"
-#include "transport/ucx/message.h"
-
-struct ucp_worker;
+#include "transport/ucx/worker.h"
 
 namespace ckpt::ucx {
-
-/// Data that has arrived and not been received yet. Valid inside the handler only.
-class Arrival {
- public:
-  using Done = std::function<void(const Status&)>;
-
-  Arrival(ucp_worker* worker, const DataHeader& header, void* data, std::uint64_t bytes,
-          bool rendezvous)
-      : header_(header), worker_(worker), data_(data), bytes_(bytes), rendezvous_(rendezvous) {}
-
-  const DataHeader& header() const { return header_; }
-  std::uint64_t bytes() const { return bytes_; }
-  /// The bytes, when they are here already; else receive() fetches them.
-  bool is_here() const { return !rendezvous_; }
-  std::span<const std::byte> here() const { return {static_cast<const std::byte*>(data_), bytes_}; }
-  /// Lets UCX write to `destination` until `done` is called, later, on the progress thread.
-  void receive(void* destination, Done done);
-  bool received() const { return received_; }
-
- private:
-  const DataHeader header_;
-  ucp_worker* worker_;
-  void* data_;
-  const std::uint64_t bytes_;
-  const bool rendezvous_;
-  bool received_ = false;
-};
 
 class Progress {
  public:
   using Task = std::function<void()>;
-  using MessageHandler = std::function<void(Message)>;
-  using DataHandler = std::function<void(Arrival&)>;
   using TimerKey = std::pair<Deadline::Clock::time_point, std::uint64_t>;
 
   static Result<std::unique_ptr<Progress>> create(std::shared_ptr<Context> context);
-  /// Starts the thread, on which the handlers run. Once, before anything below.
-  void start(MessageHandler on_message, DataHandler on_data);
+  /// Starts the thread, on which the handlers run: on_message deferred, on_data inside UCX. Once,
+  /// before anything below.
+  void start(WorkerHandlers handlers);
   /// As stop().
   ~Progress();
   Progress(const Progress&) = delete;
@@ -73,35 +42,37 @@ class Progress {
   /// Ends the thread when all posted tasks have run and all endpoints are gone, or 2 s later. Not
   /// on the progress thread. Idempotent.
   void stop();
+  /// Where peers reach the main worker. Any thread.
+  const std::vector<std::byte>& address() const { return address_; }
 
   // Progress thread only.
-  ucp_worker* worker() const { return worker_; }
+  /// The worker at address(): it serves.
+  const std::shared_ptr<Worker>& main_worker() const { return main_; }
+  /// One more, for one connection. Driven until its last owner lets go of it, which must not be
+  /// inside UCX.
+  Result<std::shared_ptr<Worker>> add_worker();
+  /// Must be called after anything was asked of a worker.
+  void activate(const std::shared_ptr<Worker>& worker);
   /// Runs `task` when UCX has returned: its callbacks must not call back into it.
   void defer(Task task) { deferred_.push_back(std::move(task)); }
   TimerKey call_at(Deadline when, Task task);
   void cancel(TimerKey key) { timers_.erase(key); }
-  /// Endpoints that exist or are being cut. UCX wants them gone before its worker.
-  int endpoints() const { return endpoints_; }
+  /// Endpoints that exist or are being cut. UCX wants them gone before their worker.
   void count_endpoint(int change) { endpoints_ += change; }
 
-  /// Where peers reach this worker.
-  const std::vector<std::byte>& address() const { return address_; }
-
  private:
-  Progress() = default;
-  Status create_worker();
-  Status set_handlers();
+  explicit Progress(std::shared_ptr<Context> context) : context_(std::move(context)) {}
   void loop();
   bool run_ready();
+  bool drive_workers();
+  void sleep();
   bool stopped() const { return stop_by_ && (endpoints_ == 0 || stop_by_->expired()); }
-  int poll_timeout_ms() const;
 
-  std::shared_ptr<Context> context_;
-  MessageHandler on_message_;
-  DataHandler on_data_;
-  ucp_worker* worker_ = nullptr;
-  int worker_fd_ = -1;
+  const std::shared_ptr<Context> context_;
+  WorkerHandlers handlers_;      // the transport's
+  WorkerHandlers own_handlers_;  // what workers call
   std::vector<std::byte> address_;
+  UniqueFd epoll_;
 
   EventFd wake_;
   std::mutex mutex_;
@@ -110,6 +81,13 @@ class Progress {
   std::atomic<bool> has_posted_{false};
 
   // Of the progress thread.
+  struct Driven {
+    std::weak_ptr<Worker> worker;
+    bool active = false;
+  };
+  std::shared_ptr<Worker> main_;
+  std::map<int, Driven> workers_;  // by fd; the idle ones are armed and watched by epoll_
+  std::vector<int> active_;        // fds
   std::vector<Task> deferred_;
   std::map<TimerKey, Task> timers_;
   std::uint64_t next_timer_ = 0;

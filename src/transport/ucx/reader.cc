@@ -9,8 +9,8 @@
 namespace ckpt::ucx {
 namespace {
 
-/// How long a closed connection may take to hand over the signals that are queued.
-constexpr std::chrono::seconds kFlushPatience{1};
+/// How long the owner may take to answer a Bye by cutting the connection.
+constexpr std::chrono::seconds kByePatience{1};
 
 Status read_deadline_passed(const ReadState& read) {
   return deadline_exceeded(concat("read of ", format_bytes(read.bytes), " from ", read.peer->label,
@@ -23,22 +23,31 @@ Status read_deadline_passed(const ReadState& read) {
 bool Reader::connect(const std::shared_ptr<PeerState>& peer) {
   if (!peer->status().is_ok()) return false;
   if (peer->endpoint) return true;
+  // UCX pairs the endpoints of two workers by counting them on both sides. A connection that failed
+  // half-way, or an owner that was restarted, puts the counts out of step; with a worker to itself
+  // every connection is the first.
+  auto worker = progress_.add_worker();
+  if (!worker.is_ok()) {
+    lose(peer, worker.status().with_context(concat("cannot reach ", peer->label)));
+    return false;
+  }
+  const std::vector<std::byte> address = (*worker)->address();
+  const std::weak_ptr<PeerState> weak = peer;
   auto endpoint =
-      Endpoint::connect(progress_, peer->descriptor.address,
-                        [this, weak = std::weak_ptr<PeerState>(peer)](const std::string& why) {
-                          if (const auto broken = weak.lock()) {
-                            lose(broken, peer_lost(concat("lost ", broken->label, ": ", why)));
-                          }
+      Endpoint::connect(progress_, std::move(worker).value(), peer->descriptor.address,
+                        [this, weak](const std::string& why) {
+                          const auto broken = weak.lock();
+                          if (!broken) return;
+                          lose(broken, peer_lost(concat("lost ", broken->label, ": ", why)));
                         });
   if (!endpoint.is_ok()) {
     lose(peer, peer_lost(concat("cannot reach ", peer->label, ": ", endpoint.status().message())));
     return false;
   }
   peer->endpoint = std::move(endpoint).value();
-  peer->endpoint->send(
-      {peer->connection, peer->next_sequence++,
-       Hello{kMessageVersion, identity_.instance, identity_.label, progress_.address(),
-             peer->descriptor.instance, peer->descriptor.epoch}});
+  peer->endpoint->send({peer->connection, peer->next_sequence++,
+                        Hello{kMessageVersion, identity_.instance, identity_.label, address,
+                              peer->descriptor.instance, peer->descriptor.epoch}});
   return true;
 }
 
@@ -286,9 +295,9 @@ void Reader::close(const std::shared_ptr<PeerState>& peer) {
     peer->endpoint->close();
     return;
   }
-  // Signals that were sent still arrive, if the peer takes them.
-  peer->endpoint->flush([peer] { peer->endpoint->close(); });
-  progress_.call_at(Deadline::after(kFlushPatience), [peer] { peer->endpoint->close(); });
+  // Signals that were sent still arrive; the owner cuts the connection behind the last of them.
+  peer->endpoint->send({peer->connection, peer->next_sequence++, Bye{}});
+  progress_.call_at(Deadline::after(kByePatience), [peer] { peer->endpoint->close(); });
 }
 
 void Reader::close_all() {

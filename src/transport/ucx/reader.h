@@ -50,7 +50,7 @@ struct PeerState {
 /// All on the progress thread.
 class Reader {
  public:
-  Reader(Progress& progress, const Identity& identity, Counters& counters)
+  Reader(Progress& progress, const Identity& identity, TransportCounters& counters)
       : progress_(progress), identity_(identity), counters_(counters) {}
 
   void start(std::shared_ptr<ReadState> read);
@@ -83,7 +83,7 @@ class Reader {
 
   Progress& progress_;
   const Identity& identity_;
-  Counters& counters_;
+  TransportCounters& counters_;
   std::uint64_t next_read_ = 1;
   std::map<std::uint64_t, std::shared_ptr<ReadState>> reads_;  // until nothing is in flight
   std::map<std::uint64_t, std::shared_ptr<PeerState>> peers_;  // by connection, until closed

@@ -35,7 +35,7 @@ Status closed_error() { return failed_precondition("this transport is closed"); 
 /// Everything behind the handles; lives until the last of them is gone.
 struct Engine {
   ucx::Identity identity;
-  ucx::Counters counters;
+  TransportCounters counters;
   std::shared_ptr<ucx::Context> context;
   std::unique_ptr<ucx::Owner> owner;
   std::unique_ptr<ucx::Reader> reader;
@@ -257,12 +257,7 @@ class UcxTransport final : public Transport {
     engine_->owner->set_signal_handler(std::move(handler));
   }
 
-  TransportStatistics statistics() const override {
-    const ucx::Counters& counters = engine_->counters;
-    return {counters.bytes_read,      counters.bytes_served,  counters.reads_done,
-            counters.reads_failed,    counters.reads_refused, counters.signals_sent,
-            counters.signals_received};
-  }
+  TransportStatistics statistics() const override { return engine_->counters.read(); }
 
   void close() override { engine_->close(); }
 
@@ -289,8 +284,8 @@ Result<std::unique_ptr<Transport>> make_ucx_transport(UcxOptions options) {
   engine->reader =
       std::make_unique<ucx::Reader>(*engine->progress, engine->identity, engine->counters);
   engine->progress->start(
-      [raw = engine.get()](ucx::Message message) { raw->on_message(std::move(message)); },
-      [raw = engine.get()](ucx::Arrival& arrival) { raw->reader->on_data(arrival); });
+      {[raw = engine.get()](ucx::Message message) { raw->on_message(std::move(message)); },
+       [raw = engine.get()](ucx::Arrival& arrival) { raw->reader->on_data(arrival); }});
   return std::unique_ptr<Transport>(std::make_unique<UcxTransport>(std::move(engine)));
 }
 
@@ -306,7 +301,11 @@ Status ucx_viable(const UcxOptions& options, Deadline deadline) {
                         reader->connect(descriptor, {.label = "itself"}, deadline));
   const ReadRange range{region->id(), 0, destination.data(), destination.size()};
   Status status = reader->read(*peer, {&range, 1}, deadline)->wait(deadline);
-  if (!status.is_ok()) return unsupported(concat("ucx does not work here: ", status.message()));
+  if (!status.is_ok()) {
+    return unsupported(concat("ucx does not work here (devices: ",
+                              options.net_devices.empty() ? "all" : options.net_devices,
+                              "): ", status.message()));
+  }
   if (source != destination) return unsupported("ucx does not work here: it read other bytes");
   return Status::ok();
 }

@@ -1,8 +1,8 @@
-#include "transport/ucx/read_state.h"
+#include "transport/read_outcome.h"
 
-namespace ckpt::ucx {
+namespace ckpt {
 
-bool ReadState::finish(Status outcome) {
+bool ReadOutcome::finish(Status outcome) {
   const std::lock_guard lock(mutex_);
   if (outcome_) return false;
   outcome_ = std::move(outcome);
@@ -10,45 +10,45 @@ bool ReadState::finish(Status outcome) {
   return true;
 }
 
-bool ReadState::done() const {
+bool ReadOutcome::done() const {
   const std::lock_guard lock(mutex_);
   return outcome_.has_value();
 }
 
-std::optional<Status> ReadState::wait_done(Deadline until) const {
+std::optional<Status> ReadOutcome::wait_done(Deadline until) const {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, until.when(), [&] { return outcome_.has_value(); });
   return outcome_;
 }
 
-bool ReadState::released() const {
+bool ReadOutcome::released() const {
   const std::lock_guard lock(mutex_);
   return outcome_.has_value() && receiving_ == 0;
 }
 
-bool ReadState::wait_released(Deadline until) const {
+bool ReadOutcome::wait_released(Deadline until) const {
   std::unique_lock lock(mutex_);
   return changed_.wait_until(lock, until.when(),
                              [&] { return outcome_.has_value() && receiving_ == 0; });
 }
 
-bool ReadState::begin_receive() {
+bool ReadOutcome::begin_receive() {
   const std::lock_guard lock(mutex_);
   if (outcome_) return false;
   ++receiving_;
   return true;
 }
 
-void ReadState::end_receive(std::uint64_t arrived) {
+void ReadOutcome::end_receive(std::uint64_t arrived) {
   bytes_done_.fetch_add(arrived, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   --receiving_;
   changed_.notify_all();
 }
 
-Status ReadState::outcome() const {
+Status ReadOutcome::outcome() const {
   const std::lock_guard lock(mutex_);
   return outcome_.value_or(Status::ok());
 }
 
-}  // namespace ckpt::ucx
+}  // namespace ckpt

@@ -1,0 +1,70 @@
+// A transport served by functions: for transfer engines of other languages, and for tests with
+// faults.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "transport/transport.h"
+
+namespace ckpt {
+
+/// The functions of an engine that moves bytes. Called from any thread, for different peers at the
+/// same time; they may block until their deadline.
+struct TransportCallbacks {
+  /// Who is read from, out of its descriptor.
+  struct Remote {
+    std::string address;
+    std::string label;
+    std::string instance;
+    std::uint64_t epoch = 0;
+  };
+  /// Contiguous memory of the owner and where it goes.
+  struct Piece {
+    std::uint64_t region = 0;
+    std::uint64_t remote_address = 0;
+    void* destination = nullptr;
+    std::uint64_t bytes = 0;
+  };
+
+  /// How other processes name us (host and port of a transfer engine, for instance).
+  std::string address;
+  std::function<Status(std::uint64_t region, void* data, std::uint64_t bytes)> register_memory;
+  /// Returns when nobody reads the memory any more.
+  std::function<void(std::uint64_t region, void* data, Deadline deadline)> deregister_memory;
+  /// Requests made with descriptors of another epoch are to be refused. May be empty where the
+  /// engine cannot know.
+  std::function<void(std::uint64_t epoch)> set_epoch;
+  /// Copies all pieces, which are not empty. Returns when no destination will be written any more,
+  /// soon after `abort` is raised. kPeerLost ends the peer; see Transport::read for other codes.
+  std::function<Status(const Remote& owner, std::span<const Piece> pieces, Deadline deadline,
+                       AbortSignal& abort)>
+      read;
+  /// Hands one message to the other side's deliver_signal. Empty: signals are kUnsupported.
+  std::function<Status(const Remote& owner, std::span<const std::byte> message)> signal;
+};
+
+/// A transport whose incoming signals are brought by its owner.
+class CallbackTransport : public Transport {
+ public:
+  /// Runs the signal handler on the calling thread; one call at a time.
+  virtual void deliver_signal(std::string_view label, std::string_view instance,
+                              std::span<const std::byte> message) = 0;
+};
+
+/// How others shall know it.
+struct CallbackOptions {
+  std::string label;
+  std::uint64_t epoch = 0;
+};
+
+/// `callbacks` must stay callable until the transport, its peers and reads are gone; all but
+/// `signal` and `set_epoch` must be given. Each peer has a thread, on which its reads and signals
+/// run in the order of their calls.
+std::unique_ptr<CallbackTransport> make_callback_transport(CallbackOptions options,
+                                                           TransportCallbacks callbacks);
+
+}  // namespace ckpt

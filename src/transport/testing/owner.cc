@@ -1,0 +1,263 @@
+#include "transport/testing/owner.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "base/fd.h"
+#include "base/strings.h"
+
+extern char** environ;
+
+namespace ckpt::testing {
+namespace {
+
+constexpr char kFlag[] = "--transport-owner=";
+
+std::uint64_t pattern_word(std::uint64_t seed, std::uint64_t index) {
+  std::uint64_t x = seed * 0x9E3779B97F4A7C15u + index;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  return x ^ (x >> 27);
+}
+
+std::byte pattern_byte(std::uint64_t seed, std::uint64_t at) {
+  return static_cast<std::byte>(pattern_word(seed, at / 8) >> (at % 8 * 8));
+}
+
+class LocalOwner final : public OwnerUnderTest {
+ public:
+  LocalOwner(std::shared_ptr<Transport> transport, Damage damage)
+      : transport_(std::move(transport)), damage_(std::move(damage)) {
+    transport_->set_signal_handler(
+        [this](const Transport::Sender& sender, std::span<const std::byte> message) {
+          const std::lock_guard lock(mutex_);
+          signals_.push_back(describe_signal(sender.label, message));
+          arrived_.notify_all();
+        });
+  }
+  ~LocalOwner() override {
+    transport_->set_signal_handler({});
+    regions_.clear();
+  }
+
+  void add_region(std::uint64_t bytes, std::uint64_t seed) override {
+    Region region;
+    region.memory.resize(bytes);
+    fill_pattern(region.memory, seed);
+    auto handle = transport_->register_memory(region.memory.data(), bytes);
+    if (!handle.is_ok()) std::abort();
+    region.handle = std::move(handle).value();
+    const std::uint64_t id = region.handle->id();
+    regions_.emplace(id, std::move(region));
+  }
+  void close_region(std::uint64_t id) override {
+    Region& region = regions_.at(id);
+    region.handle->close(Deadline::after_seconds(10));
+    std::memset(region.memory.data(), 0xff, region.memory.size());
+  }
+  void set_epoch(std::uint64_t epoch) override { transport_->set_epoch(epoch); }
+  std::vector<std::byte> descriptor() override {
+    auto bytes = transport_->descriptor();
+    return bytes.is_ok() ? std::move(bytes).value() : std::vector<std::byte>();
+  }
+  std::vector<std::string> signals(std::size_t count) override {
+    std::unique_lock lock(mutex_);
+    arrived_.wait_for(lock, std::chrono::seconds(20), [&] { return signals_.size() >= count; });
+    return signals_;
+  }
+  void kill() override { damage_.kill(); }
+  void stop() override { damage_.stop(); }
+  void resume() override { damage_.resume(); }
+
+ private:
+  struct Region {
+    std::vector<std::byte> memory;
+    std::unique_ptr<MemoryRegion> handle;  // goes before the memory
+  };
+  const std::shared_ptr<Transport> transport_;
+  const Damage damage_;
+  std::map<std::uint64_t, Region> regions_;
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::vector<std::string> signals_;
+};
+
+std::string to_hex(std::span<const std::byte> bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string out;
+  for (const std::byte byte : bytes) {
+    out.push_back(kDigits[static_cast<int>(byte) >> 4]);
+    out.push_back(kDigits[static_cast<int>(byte) & 15]);
+  }
+  return out;
+}
+
+std::vector<std::byte> from_hex(std::string_view text) {
+  std::vector<std::byte> out;
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
+    unsigned value = 0;
+    std::from_chars(text.data() + i, text.data() + i + 2, value, 16);
+    out.push_back(static_cast<std::byte>(value));
+  }
+  return out;
+}
+
+class ProcessOwner final : public OwnerUnderTest {
+ public:
+  ProcessOwner(pid_t pid, UniqueFd commands, UniqueFd answers)
+      : pid_(pid),
+        commands_(fdopen(commands.release(), "w")),
+        answers_(fdopen(answers.release(), "r")) {}
+  ~ProcessOwner() override {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGCONT);
+      std::fclose(commands_);
+      ::waitpid(pid_, nullptr, 0);
+    } else {
+      std::fclose(commands_);
+    }
+    std::fclose(answers_);
+  }
+
+  void add_region(std::uint64_t bytes, std::uint64_t seed) override {
+    ask(concat("region ", bytes, " ", seed));
+  }
+  void close_region(std::uint64_t id) override { ask(concat("close ", id)); }
+  void set_epoch(std::uint64_t epoch) override { ask(concat("epoch ", epoch)); }
+  std::vector<std::byte> descriptor() override { return from_hex(ask("descriptor")); }
+  std::vector<std::string> signals(std::size_t count) override {
+    const std::string answer = ask(concat("signals ", count));
+    return answer.empty() ? std::vector<std::string>() : split(answer, ',');
+  }
+  void kill() override {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  void stop() override {
+    ::kill(pid_, SIGSTOP);
+    ::waitpid(pid_, nullptr, WUNTRACED);
+  }
+  void resume() override { ::kill(pid_, SIGCONT); }
+
+ private:
+  std::string ask(const std::string& command) {
+    std::fputs((command + "\n").c_str(), commands_);
+    std::fflush(commands_);
+    char* line = nullptr;
+    std::size_t capacity = 0;
+    const ssize_t length = ::getline(&line, &capacity, answers_);
+    std::string answer(line, length > 0 ? static_cast<std::size_t>(length) - 1 : 0);
+    std::free(line);
+    return answer;
+  }
+
+  pid_t pid_;
+  FILE* const commands_;
+  FILE* const answers_;
+};
+
+}  // namespace
+
+void fill_pattern(std::span<std::byte> memory, std::uint64_t seed) {
+  std::size_t at = 0;
+  for (; at + 8 <= memory.size(); at += 8) {
+    const std::uint64_t word = pattern_word(seed, at / 8);
+    std::memcpy(memory.data() + at, &word, 8);
+  }
+  for (; at < memory.size(); ++at) memory[at] = pattern_byte(seed, at);
+}
+
+std::int64_t first_mismatch(std::span<const std::byte> memory, std::uint64_t seed,
+                            std::uint64_t offset) {
+  std::size_t at = 0;
+  while (at < memory.size()) {
+    const std::uint64_t position = offset + at;
+    if (position % 8 == 0 && at + 8 <= memory.size()) {
+      const std::uint64_t word = pattern_word(seed, position / 8);
+      if (std::memcmp(memory.data() + at, &word, 8) == 0) {
+        at += 8;
+        continue;
+      }
+    }
+    if (memory[at] != pattern_byte(seed, position)) return static_cast<std::int64_t>(at);
+    ++at;
+  }
+  return -1;
+}
+
+std::string describe_signal(std::string_view label, std::span<const std::byte> message) {
+  std::uint64_t digest = 0;
+  for (const std::byte byte : message) digest = digest * 31 + static_cast<std::uint64_t>(byte);
+  return concat(label, ":", message.size(), ":", digest);
+}
+
+std::unique_ptr<OwnerUnderTest> make_local_owner(std::shared_ptr<Transport> transport,
+                                                 Damage damage) {
+  return std::make_unique<LocalOwner>(std::move(transport), std::move(damage));
+}
+
+std::unique_ptr<OwnerUnderTest> start_owner_process(
+    const std::string& backend, const std::vector<std::pair<std::string, std::string>>& env) {
+  int to_child[2], from_child[2];
+  if (::pipe2(to_child, O_CLOEXEC) != 0 || ::pipe2(from_child, O_CLOEXEC) != 0) std::abort();
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, to_child[0], 0);
+  posix_spawn_file_actions_adddup2(&actions, from_child[1], 1);
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable; ++variable) variables.emplace_back(*variable);
+  for (const auto& [name, value] : env) variables.push_back(concat(name, "=", value));
+  std::vector<char*> envp;
+  for (std::string& variable : variables) envp.push_back(variable.data());
+  envp.push_back(nullptr);
+  char program[] = "/proc/self/exe";
+  std::string flag = concat(kFlag, backend);
+  char* argv[] = {program, flag.data(), nullptr};
+  pid_t pid = -1;
+  if (::posix_spawn(&pid, program, &actions, nullptr, argv, envp.data()) != 0) std::abort();
+  posix_spawn_file_actions_destroy(&actions);
+  ::close(to_child[0]);
+  ::close(from_child[1]);
+  return std::make_unique<ProcessOwner>(pid, UniqueFd(to_child[1]), UniqueFd(from_child[0]));
+}
+
+std::string owner_process_backend(int argc, char** argv) {
+  if (argc != 2 || std::strncmp(argv[1], kFlag, sizeof(kFlag) - 1) != 0) return "";
+  return argv[1] + sizeof(kFlag) - 1;
+}
+
+int run_owner_process(std::shared_ptr<Transport> transport) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const auto owner = make_local_owner(std::move(transport), {});
+  char* line = nullptr;
+  std::size_t capacity = 0;
+  while (::getline(&line, &capacity, stdin) > 0) {
+    const std::vector<std::string> words = split(trim(line), ' ');
+    const auto number = [&](std::size_t i) {
+      return static_cast<std::uint64_t>(std::strtoull(words.at(i).c_str(), nullptr, 10));
+    };
+    std::string answer;
+    if (words[0] == "region") owner->add_region(number(1), number(2));
+    if (words[0] == "close") owner->close_region(number(1));
+    if (words[0] == "epoch") owner->set_epoch(number(1));
+    if (words[0] == "descriptor") answer = to_hex(owner->descriptor());
+    if (words[0] == "signals") answer = join(owner->signals(number(1)), ",");
+    std::fputs((answer + "\n").c_str(), stdout);
+    std::fflush(stdout);
+  }
+  std::free(line);
+  return 0;
+}
+
+}  // namespace ckpt::testing

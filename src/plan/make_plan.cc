@@ -169,9 +169,8 @@ class PlanWriter {
 std::uint64_t hash_of_layouts(const Catalog& catalog) {
   Hash64 hash;
   for (const RankMetas& rank : catalog.metas().ranks) {
-    const LayoutHash layout = rank.layout ? rank.layout->hash : LayoutHash{};
-    hash.add(layout.high);
-    hash.add(layout.low);
+    hash.add(rank.layout->hash.high);
+    hash.add(rank.layout->hash.low);
     hash.add(rank.instance.epoch);
   }
   return hash.value();

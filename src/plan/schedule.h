@@ -47,9 +47,10 @@ struct IncomingChunk {
   int source;      ///< rank whose memory is read
   bool from_pool;  ///< out of the owner's pool, which is always ready; else out of the ring (or
                    ///< staging) of the stop before
-  std::uint64_t source_ready;  ///< when not from_pool: chunks of the source's receive stream that
-                               ///< must be done
-  std::int32_t next_stop;      ///< rank of another host that will take the chunk from us, or -1
+  /// When not from_pool: chunks of the source's receive stream that must be done. The last of them
+  /// is this one.
+  std::uint64_t source_ready;
+  std::int32_t next_stop;  ///< rank of another host that will take the chunk from us, or -1
 };
 
 /// Chunks of one stream of this host that must be done.

@@ -56,7 +56,7 @@ Topology random_topology(std::uint64_t seed) {
   options.serial = below(5) == 0;
   options.ring_bytes = 2048 + below(16) * 1024 + below(2) * below(256);
   options.bucket_bytes = options.serial ? options.ring_bytes : options.ring_bytes / (2 + below(3));
-  if (options.serial) options.staging_chunks = 0;
+  if (options.serial || below(4) == 0) options.staging_chunks = 0;
 
   // Ranks of a host need not be neighbours.
   const auto hosts = static_cast<int>(1 + below(4));
@@ -94,10 +94,11 @@ Topology random_topology(std::uint64_t seed) {
     }
   }
   const std::uint64_t pool_step = below(3) ? kRingAlignment : 1;
-  std::string text = concat("seed ", seed, ": ", ranks.size(), " ranks on ", next_host,
-                            " hosts, ring ", options.ring_bytes, ", bucket ", options.bucket_bytes,
-                            ", chunk ", options.chunk_bytes, options.serial ? ", serial" : "",
-                            options.sharing == RingSharing::kPerHost ? ", per host" : ", per rank");
+  std::string text =
+      concat("seed ", seed, ": ", ranks.size(), " ranks on ", next_host, " hosts, ring ",
+             options.ring_bytes, ", bucket ", options.bucket_bytes, ", chunk ", options.chunk_bytes,
+             options.serial ? ", serial" : "", ", staging ", options.staging_chunks,
+             options.sharing == RingSharing::kPerHost ? ", per host" : ", per rank");
   return {make_catalog(held, pool_step), std::move(ranks), options, std::move(text)};
 }
 

@@ -1,6 +1,7 @@
 #include "plan/routes.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "plan/weights.h"
 
@@ -10,7 +11,7 @@ Routes::Routes(std::span<const PlanRank> ranks) : ranks_(ranks), entry_of_rank_(
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     if (ranks[rank].recipient) entries_.push_back(rank);
   }
-  std::ranges::stable_sort(entries_, {}, [&](int rank) { return ranks[rank].host; });
+  std::ranges::sort(entries_, {}, [&](int rank) { return std::pair(ranks[rank].host, rank); });
   const std::vector<std::uint64_t> costs = device_costs(ranks);
   for (std::uint32_t i = 0; i < entries_.size(); ++i) {
     const int rank = entries_[i], host = ranks[rank].host;

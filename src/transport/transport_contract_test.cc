@@ -35,11 +35,8 @@ bool eventually(const std::function<bool()>& condition) {
 
 Deadline soon() { return Deadline::after_seconds(30); }
 
-std::shared_ptr<Transport> make_ucx(const std::string& backend, std::string label) {
-  UcxOptions options;
-  options.label = std::move(label);
-  options.network_only = backend == "ucx_network";
-  auto transport = make_ucx_transport(options);
+std::shared_ptr<Transport> make_ucx(std::string label) {
+  auto transport = make_ucx_transport({.label = std::move(label)});
   if (!transport.is_ok()) {
     ADD_FAILURE() << transport.status().to_string();
     std::abort();
@@ -48,7 +45,7 @@ std::shared_ptr<Transport> make_ucx(const std::string& backend, std::string labe
 }
 
 struct Variant {
-  std::string backend;  // callback, ucx, ucx_network
+  std::string backend;  // callback or ucx
   bool processes;
 };
 
@@ -64,7 +61,7 @@ class TransportContract : public ::testing::TestWithParam<Variant> {
 
   std::shared_ptr<Transport> make_transport(std::string label) {
     if (is_callback()) return network_.make_transport(std::move(label));
-    return make_ucx(variant().backend, std::move(label));
+    return make_ucx(std::move(label));
   }
 
   std::unique_ptr<OwnerUnderTest> make_owner() {
@@ -495,8 +492,7 @@ TEST_P(TransportContract, ClosingATransportEndsItsReads) {
 
 INSTANTIATE_TEST_SUITE_P(All, TransportContract,
                          ::testing::Values(Variant{"callback", false}, Variant{"ucx", false},
-                                           Variant{"ucx_network", false}, Variant{"ucx", true},
-                                           Variant{"ucx_network", true}),
+                                           Variant{"ucx", true}),
                          variant_name);
 
 std::uint16_t free_port() {
@@ -513,19 +509,19 @@ std::uint16_t free_port() {
 TEST(UcxTransport, RefusesAnOwnerThatWasRestartedOnTheSamePort) {
   const std::vector<std::pair<std::string, std::string>> env = {
       {"UCX_TCP_PORT_RANGE", concat(free_port())}, {"UCX_NET_DEVICES", "lo"}};
-  auto owner = testing::start_owner_process("ucx_network", env);
+  auto owner = testing::start_owner_process("ucx", env);
   owner->add_region(kMiB, 1);
   const auto descriptor = owner->descriptor();
   std::vector<std::byte> destination(kMiB, kUntouched);
   const ReadRange range{1, 0, destination.data(), destination.size()};
   {
-    const auto first = make_ucx("ucx_network", "reader");  // gone before the port is used again
+    const auto first = make_ucx("reader");  // gone before the port is used again
     auto peer = first->connect(descriptor, {}, soon());
     ASSERT_TRUE(first->read(**peer, {&range, 1}, soon())->wait(soon()).is_ok());
   }
-  const auto reader = make_ucx("ucx_network", "reader");
+  const auto reader = make_ucx("reader");
   owner->kill();
-  owner = testing::start_owner_process("ucx_network", env);
+  owner = testing::start_owner_process("ucx", env);
   owner->add_region(kMiB, 2);
   owner->descriptor();
   std::fill(destination.begin(), destination.end(), kUntouched);
@@ -541,9 +537,43 @@ TEST(UcxTransport, RefusesAnOwnerThatWasRestartedOnTheSamePort) {
   EXPECT_EQ(first_mismatch(destination, 2), -1);
 }
 
+TEST(UcxTransport, OwnersOutliveReadersThatAreKilledWhileDataFlows) {
+  const auto owner = testing::make_local_owner(make_ucx("owner"), {});
+  owner->add_region(16 * kMiB, 1);
+  const auto descriptor = owner->descriptor();
+  const auto healthy = make_ucx("reader");
+  auto peer = healthy->connect(descriptor, {}, soon());
+  ASSERT_TRUE(peer.is_ok());
+  for (int round = 0; round < 8; ++round) {
+    const auto doomed = testing::start_owner_process("ucx");
+    doomed->read_for_ever(descriptor, 1);
+    doomed->kill();
+    std::vector<std::byte> destination(16 * kMiB);
+    const ReadRange range{1, 0, destination.data(), destination.size()};
+    const Status status = healthy->read(**peer, {&range, 1}, soon())->wait(soon());
+    ASSERT_TRUE(status.is_ok()) << status.to_string();
+    EXPECT_EQ(first_mismatch(destination, 1), -1);
+  }
+  owner->close_region(1);  // waits for none of the dead
+}
+
+TEST(UcxTransport, ClosingARegionDoesNotWaitForAReaderThatIsStopped) {
+  const auto transport = make_ucx("owner");
+  std::vector<std::byte> memory(16 * kMiB);
+  testing::fill_pattern(memory, 1);
+  auto region = transport->register_memory(memory.data(), memory.size());
+  ASSERT_TRUE(region.is_ok());
+  const auto stopped = testing::start_owner_process("ucx");
+  stopped->read_for_ever(transport->descriptor().value(), (*region)->id());
+  stopped->stop();
+  (*region)->close(Deadline::after_seconds(0.1));
+  std::fill(memory.begin(), memory.end(), std::byte{0xff});
+  stopped->resume();
+  EXPECT_EQ(stopped->mismatches(), 0u);
+}
+
 TEST(UcxTransport, IsViableHere) {
   EXPECT_TRUE(ucx_viable({}, soon()).is_ok());
-  EXPECT_TRUE(ucx_viable({.network_only = true}, soon()).is_ok());
   const Status status = ucx_viable({.net_devices = "nonesuch7"}, soon());
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("nonesuch7"));
@@ -555,7 +585,7 @@ TEST(UcxTransport, IsViableHere) {
 int main(int argc, char** argv) {
   if (const std::string backend = ckpt::testing::owner_process_backend(argc, argv);
       !backend.empty()) {
-    return ckpt::testing::run_owner_process(ckpt::make_ucx(backend, "owner"));
+    return ckpt::testing::run_owner_process(ckpt::make_ucx("owner"));
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

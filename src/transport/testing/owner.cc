@@ -7,12 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "base/fd.h"
 #include "base/strings.h"
@@ -46,6 +48,8 @@ class LocalOwner final : public OwnerUnderTest {
         });
   }
   ~LocalOwner() override {
+    stop_reading_.store(true);
+    if (reading_.joinable()) reading_.join();
     transport_->set_signal_handler({});
     regions_.clear();
   }
@@ -75,6 +79,16 @@ class LocalOwner final : public OwnerUnderTest {
     arrived_.wait_for(lock, std::chrono::seconds(20), [&] { return signals_.size() >= count; });
     return signals_;
   }
+  void read_for_ever(const std::vector<std::byte>& descriptor, std::uint64_t region) override {
+    reading_ = std::thread([this, descriptor, region] { read_until_error(descriptor, region); });
+    std::unique_lock lock(mutex_);
+    arrived_.wait_for(lock, std::chrono::seconds(20), [&] { return reads_ > 0 || read_ended_; });
+  }
+  std::uint64_t mismatches() override {
+    std::unique_lock lock(mutex_);
+    arrived_.wait_for(lock, std::chrono::seconds(2), [&] { return read_ended_; });
+    return mismatches_;
+  }
   void kill() override { damage_.kill(); }
   void stop() override { damage_.stop(); }
   void resume() override { damage_.resume(); }
@@ -84,12 +98,36 @@ class LocalOwner final : public OwnerUnderTest {
     std::vector<std::byte> memory;
     std::unique_ptr<MemoryRegion> handle;  // goes before the memory
   };
+
+  void read_until_error(const std::vector<std::byte>& descriptor, std::uint64_t region) {
+    const Deadline deadline = Deadline::after_seconds(30);
+    const auto peer = transport_->connect(descriptor, {}, deadline);
+    bool good = peer.is_ok();
+    while (good && !stop_reading_.load()) {
+      std::vector<std::byte> memory((*peer)->regions()[0].bytes);
+      const ReadRange range{region, 0, memory.data(), memory.size()};
+      good = transport_->read(**peer, {&range, 1}, deadline)->wait(deadline).is_ok();
+      const bool wrong = good && first_mismatch(memory, 1) != -1;
+      const std::lock_guard lock(mutex_);
+      ++reads_;
+      if (wrong) ++mismatches_;
+      arrived_.notify_all();
+    }
+    const std::lock_guard lock(mutex_);
+    read_ended_ = true;
+    arrived_.notify_all();
+  }
+
   const std::shared_ptr<Transport> transport_;
   const Damage damage_;
   std::map<std::uint64_t, Region> regions_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::vector<std::string> signals_;
+  std::uint64_t reads_ = 0, mismatches_ = 0;  // guarded by mutex_
+  bool read_ended_ = false;                   // guarded by mutex_
+  std::atomic<bool> stop_reading_{false};
+  std::thread reading_;
 };
 
 std::string to_hex(std::span<const std::byte> bytes) {
@@ -138,6 +176,12 @@ class ProcessOwner final : public OwnerUnderTest {
   std::vector<std::string> signals(std::size_t count) override {
     const std::string answer = ask(concat("signals ", count));
     return answer.empty() ? std::vector<std::string>() : split(answer, ',');
+  }
+  void read_for_ever(const std::vector<std::byte>& descriptor, std::uint64_t region) override {
+    ask(concat("read ", to_hex(descriptor), " ", region));
+  }
+  std::uint64_t mismatches() override {
+    return static_cast<std::uint64_t>(std::strtoull(ask("mismatches").c_str(), nullptr, 10));
   }
   void kill() override {
     ::kill(pid_, SIGKILL);
@@ -251,6 +295,8 @@ int run_owner_process(std::shared_ptr<Transport> transport) {
     if (words[0] == "region") owner->add_region(number(1), number(2));
     if (words[0] == "close") owner->close_region(number(1));
     if (words[0] == "epoch") owner->set_epoch(number(1));
+    if (words[0] == "read") owner->read_for_ever(from_hex(words.at(1)), number(2));
+    if (words[0] == "mismatches") answer = concat(owner->mismatches());
     if (words[0] == "descriptor") answer = to_hex(owner->descriptor());
     if (words[0] == "signals") answer = join(owner->signals(number(1)), ",");
     std::fputs((answer + "\n").c_str(), stdout);

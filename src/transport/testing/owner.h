@@ -31,6 +31,11 @@ class OwnerUnderTest {
   virtual std::vector<std::byte> descriptor() = 0;
   /// Signals so far, as "label:bytes:digest" lines in order of arrival, once `count` have come.
   virtual std::vector<std::string> signals(std::size_t count) = 0;
+  /// Reads region `region` with pattern 1 of another owner again and again, until an error; returns
+  /// after the first time.
+  virtual void read_for_ever(const std::vector<std::byte>& descriptor, std::uint64_t region) = 0;
+  /// Reads that succeeded with wrong bytes, once reading has ended (or 2 s have passed).
+  virtual std::uint64_t mismatches() = 0;
   virtual void kill() = 0;
   virtual void stop() = 0;
   virtual void resume() = 0;

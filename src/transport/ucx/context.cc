@@ -83,10 +83,11 @@ void set_tcp_segments(const Config& config) {
 }
 
 Status configure(const Config& config, const UcxOptions& options) {
-  // Also between processes of one host data goes over TCP. UCX offers shared memory there (mm), but
-  // both sides must run for every 8 KiB of it: on a busy host that is slower than the loopback, a
-  // death is noticed by polling only, and the queues lie in /dev/shm. Its cma takes no part where
-  // peer failures are handled.
+  // Also between processes of one host data goes over TCP, and ranks that act as several hosts
+  // share no memory behind it. UCX offers shared memory there (mm), but both sides must run for
+  // every 8 KiB of it: on a busy host that is slower than the loopback, a death is noticed by
+  // polling only, and the queues lie in /dev/shm. Its cma takes no part where peer failures are
+  // handled.
   CKPT_RETURN_IF_ERROR(set(config, "TLS", "^shm,self"));
   if (!options.net_devices.empty()) {
     CKPT_RETURN_IF_ERROR(set(config, "NET_DEVICES", options.net_devices));

@@ -42,8 +42,8 @@ struct Signal {
   std::vector<std::byte> message;
 };
 
-/// The reader's last message: everything before it has been handled when the owner cuts the
-/// connection.
+/// The reader's last message. The owner answers with a Refusal of the connection, behind everything
+/// that it has handled.
 struct Bye {};
 
 /// Ends one read; read 0 stands for the connection.

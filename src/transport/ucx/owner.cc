@@ -107,7 +107,9 @@ void Owner::on_message(Message message) {
 void Owner::handle(Reader& reader, const Message& message) {
   if (const auto* hello = std::get_if<Hello>(&message.body)) {
     greet(reader, *hello);
-  } else if (reader.endpoint == nullptr || std::holds_alternative<Bye>(message.body)) {
+  } else if (std::holds_alternative<Bye>(message.body) && reader.endpoint) {
+    refuse(reader, 0, aborted("the reader has said goodbye"));
+  } else if (reader.endpoint == nullptr) {
     drop(reader.connection);
   } else if (const auto* request = std::get_if<Request>(&message.body)) {
     if (!reader.stale) serve(reader, *request);

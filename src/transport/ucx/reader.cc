@@ -9,7 +9,7 @@
 namespace ckpt::ucx {
 namespace {
 
-/// How long the owner may take to answer a Bye by cutting the connection.
+/// How long the owner may take to answer a Bye.
 constexpr std::chrono::seconds kByePatience{1};
 
 Status read_deadline_passed(const ReadState& read) {
@@ -272,14 +272,11 @@ void Reader::fail_reads(const PeerState& peer, const Status& why) {
 }
 
 void Reader::lose(const std::shared_ptr<PeerState>& peer, const Status& why) {
-  if (!make_unusable(*peer, why)) {
-    if (peer->endpoint) peer->endpoint->close();
-    return;
-  }
+  const bool first = make_unusable(*peer, why);
   // Cut first: nothing is written to a destination after that but what is in flight.
-  if (peer->endpoint) peer->endpoint->close();
+  cut(peer);
+  if (!first) return;
   fail_reads(*peer, why);
-  peers_.erase(peer->connection);
   if (peer->on_lost) peer->on_lost(why);
 }
 
@@ -287,17 +284,20 @@ void Reader::close(const std::shared_ptr<PeerState>& peer) {
   const Status why = aborted(concat("the connection to ", peer->label, " was closed"));
   if (!make_unusable(*peer, why)) return;
   fail_reads(*peer, why);
-  peers_.erase(peer->connection);
-  if (!peer->endpoint) return;
   const bool in_flight = std::any_of(reads_.begin(), reads_.end(),
                                      [&](const auto& entry) { return entry.second->peer == peer; });
-  if (in_flight) {
-    peer->endpoint->close();
+  if (!peer->endpoint || in_flight) {
+    cut(peer);
     return;
   }
-  // Signals that were sent still arrive; the owner cuts the connection behind the last of them.
+  // Signals that were sent still arrive: the owner answers behind the last of them.
   peer->endpoint->send({peer->connection, peer->next_sequence++, Bye{}});
-  progress_.call_at(Deadline::after(kByePatience), [peer] { peer->endpoint->close(); });
+  progress_.call_at(Deadline::after(kByePatience), [this, peer] { cut(peer); });
+}
+
+void Reader::cut(const std::shared_ptr<PeerState>& peer) {
+  if (peer->endpoint) peer->endpoint->close();
+  peers_.erase(peer->connection);
 }
 
 void Reader::close_all() {

@@ -69,6 +69,7 @@ class Reader {
 
  private:
   bool connect(const std::shared_ptr<PeerState>& peer);
+  void cut(const std::shared_ptr<PeerState>& peer);
   bool make_unusable(PeerState& peer, const Status& why);
   void fail_reads(const PeerState& peer, const Status& why);
   void pump(PeerState& peer);
@@ -86,7 +87,7 @@ class Reader {
   TransportCounters& counters_;
   std::uint64_t next_read_ = 1;
   std::map<std::uint64_t, std::shared_ptr<ReadState>> reads_;  // until nothing is in flight
-  std::map<std::uint64_t, std::shared_ptr<PeerState>> peers_;  // by connection, until closed
+  std::map<std::uint64_t, std::shared_ptr<PeerState>> peers_;  // by connection, until cut
 };
 
 }  // namespace ckpt::ucx

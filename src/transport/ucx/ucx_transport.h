@@ -1,5 +1,4 @@
-// The transport over UCX: RDMA where there is, shared memory between processes of one host, TCP
-// everywhere.
+// The transport over UCX: RDMA where there is, else TCP; between processes of one host as well.
 #pragma once
 
 #include <memory>
@@ -13,8 +12,6 @@ struct UcxOptions {
   /// Who we are, for the messages of others, e.g. "rank 3 on host b".
   std::string label;
   std::uint64_t epoch = 0;
-  /// TCP and RDMA only, even between processes of one host: for ranks that act as several hosts.
-  bool network_only = false;
   /// Comma-separated devices, e.g. "eth0" or "mlx5_0:1,mlx5_1:1"; empty: all. A UCX_NET_DEVICES of
   /// the environment wins, as all UCX_* variables do.
   std::string net_devices;

@@ -190,6 +190,7 @@ Result<std::unique_ptr<ParameterServer>> ParameterServerImpl::create(
   CKPT_RETURN_IF_ERROR(server->learn_hosts(rendezvous));
   CKPT_ASSIGN_OR_RETURN(
       server->device_, open_device(server->options_.device, server->local_rank_, server->threads_));
+  CKPT_ASSIGN_OR_RETURN(server->memory_, memory_request(server->options_, server->device_->kind()));
   server->make_transport();
   const std::string prefix = shared_memory_prefix(server->options_.job, server->host_id_);
   if (const int removed = SharedMemory::remove_abandoned(prefix); removed > 0) {
@@ -250,8 +251,6 @@ void ParameterServerImpl::make_transport() {
   if (world_size() == 1) return;
   UcxOptions options;
   options.label = concat("rank ", rank());
-  // Ranks that only play different hosts must not share memory behind UCX's back.
-  options.network_only = !options_.host_id.empty() || env_string("PS_HOST_ID").has_value();
   auto transport = make_ucx_transport(options);
   if (!transport) {
     // A job that never reads from another rank does not need one; a plan that does is refused with

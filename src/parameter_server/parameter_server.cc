@@ -19,12 +19,15 @@
 #include "parameter_server/update_session.h"
 #include "transport/ucx/ucx_transport.h"
 #include "worker/closer.h"
+#include "worker/rescue.h"
 
 namespace ckpt {
 namespace {
 
 // For the ranks that are still at work when rank 0, which runs the hub, has nothing left to do.
 constexpr double kHubLingerSeconds = 24 * 3600;
+// A worker may be loading when its rank dies, and hears of it only when it asks for more.
+constexpr double kRescueSeconds = 300;
 
 std::vector<int> all_ranks(int world_size) {
   std::vector<int> ranks(static_cast<std::size_t>(world_size));
@@ -130,6 +133,7 @@ class ParameterServerImpl : public ParameterServer {
 
  private:
   Status join(const Rendezvous& rendezvous);
+  void rescue_workers(const PeerLost& lost);
   Status learn_hosts(const Rendezvous& rendezvous);
   void make_transport();
   void dispatch(int from_rank, std::uint64_t epoch, std::span<const std::byte> message);
@@ -222,11 +226,24 @@ Status ParameterServerImpl::join(const Rendezvous& rendezvous) {
   join.host_id = host_id_;
   CKPT_ASSIGN_OR_RETURN(
       control_, ControlClient::join(join, Deadline::after_seconds(options_.join_timeout_seconds)));
+  control_->on_peer_lost([this](const PeerLost& lost) { rescue_workers(lost); });
   control_->set_message_handler(
       [this](int from, std::uint64_t epoch, std::span<const std::byte> message) {
         dispatch(from, epoch, message);
       });
   return Status();
+}
+
+// Every survivor of the host tries; one of them gets the dead rank's address.
+void ParameterServerImpl::rescue_workers(const PeerLost& lost) {
+  for (const PeerLost::Channel& channel : lost.channels) {
+    const Status status = rescue_worker(channel.address, lost.rank, lost.cause.on_rank(lost.rank),
+                                        Deadline::after_seconds(kRescueSeconds));
+    if (!status.is_ok() && status.code() != StatusCode::kAlreadyExists) {
+      log_warning("the worker of rank ", lost.rank,
+                  " cannot be told that its rank is lost: ", status.message());
+    }
+  }
 }
 
 Status ParameterServerImpl::learn_hosts(const Rendezvous& rendezvous) {

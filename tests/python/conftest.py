@@ -35,6 +35,16 @@ def wait_for(condition, seconds=20, what="condition"):
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
+def shared_objects(job):
+    """Names in /dev/shm of a job on this host: what src/parameter_server/pass_buffers.cc calls them."""
+    boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host_id = f"{boot_id}-{os.stat('/dev/shm').st_dev}"
+    value = 0xCBF29CE484222325
+    for byte in f"{job}\0{host_id}".encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return {path.name for path in pathlib.Path("/dev/shm").glob(f"checkpoint-engine-{value}-*")}
+
+
 class Receiver:
     """A receiving instance on a Unix socket."""
 

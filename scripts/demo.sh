@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The main job in one go: installs what is missing, builds, makes a checkpoint, starts two receiving instances of two workers
-# each, updates them with four ranks, and has every byte compared with the files.
+# each, updates them with four ranks, twice (the first update touches the workers' memory for the first time, the second is
+# what a training step costs), and has every byte compared with the files after each.
 #   usage: scripts/demo.sh [DIVISOR]      1, the default: qwen3-0.6b at its full width, 1.2 GB; 4: a sixteenth of that
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,12 +22,15 @@ trap cleanup EXIT
 
 "$program" make-checkpoint --like qwen3-0.6b --shrink "$shrink" --shard-size 400MB "$work/checkpoint"
 for instance in 0 1; do
-  "$program" receive --workers 2 --uds "$work/engine$instance.sock" --expect "$work/checkpoint" --exit-after 1 \
+  "$program" receive --workers 2 --uds "$work/engine$instance.sock" --expect "$work/checkpoint" --exit-after 2 \
     >"$work/receive$instance.log" 2>&1 &
   receivers+=($!)
 done
-"$program" update --nproc 4 --device host --checkpoint-path "$work/checkpoint" --engine vllm --inference-parallel-size 2 \
-  --uds "$work/engine0.sock,$work/engine1.sock" --report "$work/report.json"
+for update in first second; do
+  echo "$update update"
+  "$program" update --nproc 4 --device host --checkpoint-path "$work/checkpoint" --engine vllm --inference-parallel-size 2 \
+    --uds "$work/engine0.sock,$work/engine1.sock" --report "$work/report.json"
+done
 for i in 0 1; do
   wait "${receivers[$i]}" || { echo "demo: receiving instance $i failed:" >&2; cat "$work/receive$i.log" >&2; exit 1; }
 done

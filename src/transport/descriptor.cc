@@ -4,6 +4,15 @@
 #include "transport_descriptor_generated.h"
 
 namespace ckpt {
+namespace {
+
+/// The verifier does not look at the alignment of structs.
+bool is_aligned(const flatbuffers::Vector<const transport::wire::Region*>* regions) {
+  return regions == nullptr || regions->size() == 0 ||
+         reinterpret_cast<std::uintptr_t>(regions->Data()) % alignof(transport::wire::Region) == 0;
+}
+
+}  // namespace
 
 std::vector<std::byte> encode_descriptor(const Descriptor& descriptor) {
   flatbuffers::FlatBufferBuilder builder;
@@ -30,7 +39,8 @@ Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes, std::stri
   const auto* data = reinterpret_cast<const std::uint8_t*>(copy.data());
   flatbuffers::Verifier verifier(data, copy.size());
   if (copy.size() < 8 || !transport::wire::DescriptorBufferHasIdentifier(data) ||
-      !transport::wire::VerifyDescriptorBuffer(verifier)) {
+      !transport::wire::VerifyDescriptorBuffer(verifier) ||
+      !is_aligned(transport::wire::GetDescriptor(data)->regions())) {
     return protocol_error(concat("these ", bytes.size(),
                                  " bytes are no transport descriptor: pass what "
                                  "Transport::descriptor() of the owner returned"));

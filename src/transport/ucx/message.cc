@@ -64,9 +64,14 @@ std::vector<std::byte> bytes_of(const flatbuffers::Vector<std::uint8_t>* vector)
   return std::vector<std::byte>(data, data + vector->size());
 }
 
-Request request_of(const wire::Request& request) {
+Result<Request> request_of(const wire::Request& request) {
   Request out{request.read(), request.request(), {}};
   if (request.spans()) {
+    // The verifier does not look at the alignment of structs.
+    if (request.spans()->size() > 0 &&
+        reinterpret_cast<std::uintptr_t>(request.spans()->Data()) % alignof(wire::Span) != 0) {
+      return protocol_error("damaged transport request");
+    }
     out.spans.reserve(request.spans()->size());
     for (const wire::Span* span : *request.spans()) {
       out.spans.push_back({span->region(), span->offset(), span->bytes()});
@@ -106,9 +111,10 @@ Result<Message> decode_message(std::span<const std::byte> bytes) {
                 bytes_of(hello->address()), text(hello->owner_instance()), hello->owner_epoch()};
       return out;
     }
-    case wire::Body::Request:
-      out.body = request_of(*in->body_as_Request());
+    case wire::Body::Request: {
+      CKPT_ASSIGN_OR_RETURN(out.body, request_of(*in->body_as_Request()));
       return out;
+    }
     case wire::Body::Signal:
       out.body = Signal{bytes_of(in->body_as_Signal()->message())};
       return out;

@@ -15,9 +15,9 @@ namespace ckpt {
 inline constexpr std::uint64_t kReadGrain = 2 << 20;
 /// Pieces up to this size travel together, copied on both sides; larger ones go to their place
 /// directly, by a request of their own.
-inline constexpr std::uint64_t kGatherPieceBytes = 16 << 10;
+inline constexpr std::uint64_t kGatherPieceBytes = 128 << 10;
 /// Bytes and pieces of one request that gathers small pieces.
-inline constexpr std::uint64_t kGatherBytes = 128 << 10;
+inline constexpr std::uint64_t kGatherBytes = 256 << 10;
 inline constexpr std::size_t kGatherPieces = 512;
 
 /// Checks ranges against the regions of an owner; `label` names it in errors (kInvalidArgument).

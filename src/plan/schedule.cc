@@ -11,10 +11,18 @@ namespace {
 /// ranks follow one order: by the end that a full chunk would have in its part, then by part. So
 /// parts that share a stream, and streams that share a recipient, advance together, and as the
 /// order is the same everywhere, nobody waits in a circle.
+///
+/// Where memory allows it a chunk is put off by one chunk for each hop that it has come. Then each
+/// host takes the parts of near owners before those of far ones, all links work at once, and what
+/// a host asks its neighbour for has arrived there a row of chunks earlier.
 class ScheduleBuilder {
  public:
   ScheduleBuilder(const Plan& plan, std::span<const PlanRank> ranks, int rank)
-      : plan_(plan), rank_(rank), host_(ranks[rank].host), first_incoming_(ranks.size(), kNone) {
+      : plan_(plan),
+        ranks_(ranks),
+        rank_(rank),
+        host_(ranks[rank].host),
+        first_incoming_(ranks.size(), kNone) {
     for (auto* counts : {&done_, &pulled_}) {
       for (std::vector<std::uint64_t>& of_rank : *counts) of_rank.resize(ranks.size(), 0);
     }
@@ -31,6 +39,7 @@ class ScheduleBuilder {
     for (const Bucket& bucket : plan_.buckets) {
       schedule_.buckets.emplace_back();
       collect(bucket);
+      choose_order();
       emit_fill();
       emit_receive();
       if (pulls_) emit_pulls();
@@ -51,6 +60,7 @@ class ScheduleBuilder {
     StreamKind kind;
     int rank;
     std::uint32_t chunks;
+    std::uint32_t hops;
     int source;  ///< whom the rank reads
     bool from_pool;
     std::int32_t next_stop;  ///< who reads it out of the ring of `rank`
@@ -60,7 +70,9 @@ class ScheduleBuilder {
     int rank;
     std::uint32_t part;
     std::uint32_t chunks;
-    std::uint32_t next;  ///< in incoming_, of the same rank
+    std::uint32_t hops;
+    std::uint32_t next;   ///< in incoming_, of the same rank
+    std::uint32_t count;  ///< of the same rank, this one included
   };
   using CountOfRank = std::vector<std::uint64_t>;
 
@@ -89,35 +101,57 @@ class ScheduleBuilder {
       const std::uint32_t received_chunks = chunk_count(part, StreamKind::kReceive);
       int previous = part.owner;
       const std::span<const Stop> stops = plan_.stops_of(part);
+      std::uint32_t hops = !stops.empty() && stops.front().host == ranks_[part.owner].host ? 0 : 1;
       for (std::size_t i = 0; i < stops.size(); ++i) {
         const Stop& stop = stops[i];
         const bool fill = stop.rank == part.owner;
         if (!fill) {
           std::uint32_t& first = first_incoming_[stop.rank];
-          incoming_.push_back({stop.rank, p, received_chunks, first});
+          const std::uint32_t count = first == kNone ? 1 : incoming_[first].count + 1;
+          incoming_.push_back({stop.rank, p, received_chunks, hops, first, count});
           first = static_cast<std::uint32_t>(incoming_.size() - 1);
         }
         if (stop.host == host_) {
           const bool goes_on = !fill && i + 1 < stops.size();
           local_.push_back({p, fill ? StreamKind::kFill : StreamKind::kReceive, stop.rank,
-                            fill ? chunk_count(part, StreamKind::kFill) : received_chunks, previous,
-                            previous == part.owner, goes_on ? stops[i + 1].rank : -1});
+                            fill ? chunk_count(part, StreamKind::kFill) : received_chunks, hops,
+                            previous, previous == part.owner, goes_on ? stops[i + 1].rank : -1});
         }
         previous = stop.rank;
+        ++hops;
       }
     }
   }
+
+  /// A slot of the staging is free when the next stop has taken what lies there, one hop later than
+  /// it came. That must not come later in the order than what the slot is wanted for: two rows of a
+  /// stream must fit. Every rank has at least one chunk of staging for what it receives.
+  void choose_order() {
+    std::uint32_t longest_row = 0;
+    for (const Incoming& incoming : incoming_) longest_row = std::max(longest_row, incoming.count);
+    const bool staged =
+        plan_.options.sharing == RingSharing::kPerRank && plan_.options.staging_chunks > 0;
+    puts_off_ = !staged || 2 * std::uint64_t{longest_row} <=
+                               plan_.options.chunk_bytes / plan_.options.cross_chunk_bytes;
+    if (puts_off_) {
+      std::ranges::sort(local_, {}, [](const Local& l) { return std::pair(l.hops, l.part); });
+    };
+  }
+
+  /// By how many (received) chunks a part is put off after so many hops.
+  std::uint32_t delay(std::uint32_t hops) const { return puts_off_ ? hops : 0; }
 
   /// Calls emit(local, number) for every chunk of this rank's stream of one kind, in its order.
   template <typename Emit>
   void for_each_own_chunk(StreamKind kind, Emit emit) {
     bool more = true;
-    for (std::uint32_t number = 0; more; ++number) {
+    for (std::uint32_t row = 0; more; ++row) {
       more = false;
       for (const Local& local : local_) {
-        if (local.rank != rank_ || local.kind != kind || number >= local.chunks) continue;
-        emit(local, number);
+        const std::uint32_t first_row = delay(local.hops);
+        if (local.rank != rank_ || local.kind != kind || row >= first_row + local.chunks) continue;
         more = true;
+        if (row >= first_row) emit(local, row - first_row);
       }
     }
   }
@@ -131,18 +165,22 @@ class ScheduleBuilder {
   void emit_receive() {
     for_each_own_chunk(StreamKind::kReceive, [&](const Local& local, std::uint32_t number) {
       const std::uint64_t ready =
-          local.from_pool ? 0 : received_before(local.source, local.part, number) + 1;
+          local.from_pool ? 0 : received_before(local.source, local, number) + 1;
       schedule_.receive.push_back(
           {chunk_of(local, number), local.source, local.from_pool, ready, local.next_stop});
     });
   }
 
-  /// How many chunks of the receive stream of `rank` come before a chunk of this bucket.
-  std::uint64_t received_before(int rank, std::uint32_t part, std::uint32_t number) const {
-    std::uint64_t count = done(StreamKind::kReceive)[rank];
-    for (std::uint32_t i = first_incoming_[rank]; i != kNone; i = incoming_[i].next) {
-      const std::uint32_t upto = number + (incoming_[i].part < part ? 1 : 0);
-      count += std::min(incoming_[i].chunks, upto);
+  /// How many chunks of the receive stream of `source` come before the one that `local` takes.
+  std::uint64_t received_before(int source, const Local& local, std::uint32_t number) const {
+    const std::uint32_t own_delay = delay(local.hops - 1), row = number + own_delay;
+    std::uint64_t count = done(StreamKind::kReceive)[source];
+    for (std::uint32_t i = first_incoming_[source]; i != kNone; i = incoming_[i].next) {
+      const Incoming& other = incoming_[i];
+      const std::uint32_t first_row = delay(other.hops);
+      const bool before = std::pair(first_row, other.part) < std::pair(own_delay, local.part);
+      const std::uint32_t rows = row + (before ? 1 : 0);
+      if (rows > first_row) count += std::min(other.chunks, rows - first_row);
     }
     return count;
   }
@@ -151,16 +189,20 @@ class ScheduleBuilder {
     order_.clear();
     for (std::uint32_t i = 0; i < local_.size(); ++i) {
       for (std::uint32_t number = 0; number < local_[i].chunks; ++number) {
-        order_.emplace_back((number + 1) * cut(local_[i].kind), i);
+        order_.emplace_back((number + 1) * cut(local_[i].kind) + put_off(local_[i]), i);
       }
     }
-    std::ranges::sort(order_);  // local_ is in the order of parts
+    std::ranges::sort(order_);  // local_ is in the order of hops, then parts
     for (const auto& [end, i] : order_) {
       const Local& local = local_[i];
-      const auto number = static_cast<std::uint32_t>(end / cut(local.kind) - 1);
+      const auto number = static_cast<std::uint32_t>((end - put_off(local)) / cut(local.kind) - 1);
       std::uint64_t& sequence = pulled_[static_cast<std::size_t>(local.kind)][local.rank];
       schedule_.pull.push_back({local.rank, local.kind, sequence++, chunk_of(local, number)});
     }
+  }
+
+  std::uint64_t put_off(const Local& local) const {
+    return delay(local.hops) * cut(StreamKind::kReceive);
   }
 
   /// A rank that both fills and receives gives one of its staging chunks to what it receives.
@@ -219,6 +261,7 @@ class ScheduleBuilder {
   const CountOfRank& done(StreamKind kind) const { return done_[static_cast<std::size_t>(kind)]; }
 
   const Plan& plan_;
+  const std::span<const PlanRank> ranks_;
   const int rank_;
   const int host_;
   bool pulls_ = false;
@@ -230,6 +273,7 @@ class ScheduleBuilder {
   std::vector<LinkNeed> links_;  ///< out of rings of this host, up to this bucket
 
   // Of one bucket, kept to reuse their memory.
+  bool puts_off_ = false;
   std::vector<Local> local_;
   std::vector<Incoming> incoming_;
   std::vector<std::uint32_t> first_incoming_;  ///< of each rank, in incoming_

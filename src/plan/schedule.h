@@ -18,10 +18,13 @@
 //   staging           pull copies nothing). That ring's space is free when, in addition, every
 //                     recipient of the host has pulled the buckets before.
 //
-// Nothing deadlocks: all streams and pull lists follow one order (bucket, then the end of the chunk
-// in its part, then part); each step waits only for steps before it in that order, for the same
-// chunk at an earlier stop, or for the end of buckets before its own. The first unfinished step
-// waits for nothing that has not begun.
+// Nothing deadlocks: all streams and pull lists follow one order (bucket; end of the chunk in its
+// part, put off by a received chunk for each hop that it has come; hops; part); each step waits
+// only for steps before it in that order, or for the end of buckets before its own. The first
+// unfinished step waits for nothing that has not begun. A step that waits for a slot of the staging
+// waits for the next stop to take what lies there, one hop later than it came: so nothing is put
+// off, and the same chunk at an earlier stop counts as before, in buckets where the staging does
+// not hold two rows of what a rank receives (one chunk of each part).
 #pragma once
 
 #include <cstdint>

@@ -134,6 +134,46 @@ TEST(Schedule, AdvancesAllStreamsOfAHostTogether) {
   EXPECT_THAT(order, ElementsAre(0, 1, 0, 1));
 }
 
+TEST(Schedule, KeepsToOneOrderWhereTheStagingHoldsOneRow) {
+  const auto ranks = make_ranks(4, 2);
+  std::vector<std::vector<testing::TestTensor>> held(8);
+  for (std::size_t rank = 0; rank < 8; rank += 2)
+    held[rank] = {{name_in_group(static_cast<int>(rank), 0), 1024}};
+  PlanOptions options = options_of(RingSharing::kPerRank);
+  const auto owners_in_order = [&](std::uint64_t cross_chunk_bytes) {
+    options.cross_chunk_bytes = cross_chunk_bytes;
+    const Plan plan = *make_plan(make_catalog(held), ranks, options);
+    std::vector<int> owners;
+    for (const Pull& pull : make_schedule(plan, ranks, 4).pull) {
+      if (pull.kind == StreamKind::kReceive && pull.chunk.part_offset == 0)
+        owners.push_back(plan.parts[pull.chunk.part].owner);
+    }
+    return owners;
+  };
+  EXPECT_THAT(owners_in_order(512), ElementsAre(2, 0, 6)) << "the nearest first";
+  EXPECT_THAT(owners_in_order(1024), ElementsAre(0, 2, 6)) << "the order of parts";
+}
+
+TEST(Schedule, TakesNearOwnersBeforeFarOnes) {
+  using Pairs = std::vector<std::pair<int, std::uint64_t>>;
+  auto ranks = make_ranks(4, 1);
+  std::vector<std::vector<testing::TestTensor>> held(4);
+  for (std::size_t rank = 0; rank < 4; ++rank) held[rank] = {{name_in_group(int(rank), 0), 1024}};
+  const Plan plan = *make_plan(make_catalog(held), ranks, options_of(RingSharing::kPerHost));
+  ASSERT_EQ(plan.buckets.size(), 1u);
+  for (int rank = 0; rank < 4; ++rank) {
+    Pairs order;
+    for (const IncomingChunk& in : make_schedule(plan, ranks, rank).receive) {
+      order.emplace_back((rank + 4 - plan.parts[in.chunk.part].owner) % 4,
+                         in.chunk.part_offset / 512);
+    }
+    // By hops and chunk: what is taken after more hops has lain at the neighbour for a row.
+    EXPECT_THAT(order,
+                ::testing::ElementsAreArray(Pairs{{1, 0}, {1, 1}, {2, 0}, {2, 1}, {3, 0}, {3, 1}}))
+        << "rank " << rank;
+  }
+}
+
 TEST(ChunkRanges, CutsTheRangesOfThePart) {
   const std::vector<std::vector<testing::TestTensor>> held = {{{"a", 1000}, {"b", 1000}}};
   const auto ranks = make_ranks(1, 1);

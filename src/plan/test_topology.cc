@@ -50,7 +50,7 @@ Topology random_topology(std::uint64_t seed) {
 
   PlanOptions options;
   options.chunk_bytes = kRingAlignment << below(4);
-  options.cross_chunk_bytes = options.chunk_bytes >> below(2);
+  options.cross_chunk_bytes = std::max(options.chunk_bytes >> below(4), kRingAlignment);
   options.staging_chunks = static_cast<int>(2 + below(3));
   options.sharing = below(2) ? RingSharing::kPerHost : RingSharing::kPerRank;
   options.serial = below(5) == 0;

@@ -1,6 +1,8 @@
 #include "collective/host_progress.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 
 #include "base/strings.h"
@@ -50,6 +52,25 @@ std::vector<Link> links_of(const Schedule& schedule) {
   return {links.begin(), links.end()};
 }
 
+RingCredits::RingCredits(const Plan& plan, const Schedule& schedule,
+                         const HostProgressLayout& layout, const Progress& progress,
+                         RingReaders readers)
+    : plan_(plan),
+      schedule_(schedule),
+      layout_(layout),
+      progress_(progress),
+      readers_(std::move(readers)) {
+  std::map<Link, LinkNeeds> links;
+  for (std::size_t bucket = 0; bucket < schedule.buckets.size(); ++bucket) {
+    for (const LinkNeed& need : schedule.buckets[bucket].forwarded) {
+      const Link link{need.from, need.to};
+      links.try_emplace(link, LinkNeeds{link, {}})
+          .first->second.chunks.emplace_back(static_cast<std::int32_t>(bucket), need.chunks);
+    }
+  }
+  for (auto& [link, needs] : links) links_.push_back(std::move(needs));
+}
+
 std::vector<RingCredits::Condition> RingCredits::conditions(std::uint32_t bucket) const {
   std::vector<Condition> conditions;
   const std::int32_t before = plan_.buckets[bucket].reuse_after;
@@ -63,8 +84,14 @@ std::vector<RingCredits::Condition> RingCredits::conditions(std::uint32_t bucket
     conditions.push_back(
         {layout_.pulled_total(rank), last.pulled, rank, " chunks were pulled by rank "});
   }
-  for (const LinkNeed& need : last.forwarded) {
-    conditions.push_back({layout_.forwarded({need.from, need.to}), need.chunks, need.to,
+  // Of all buckets up to `before`, as several of them may lie in the space: the links of the last
+  // one need not be those of the others.
+  for (const LinkNeeds& needs : links_) {
+    const auto behind =
+        std::upper_bound(needs.chunks.begin(), needs.chunks.end(), before,
+                         [](std::int32_t upto, const auto& need) { return upto < need.first; });
+    if (behind == needs.chunks.begin()) continue;
+    conditions.push_back({layout_.forwarded(needs.link), std::prev(behind)->second, needs.link.to,
                           " chunks were taken by rank "});
   }
   return conditions;

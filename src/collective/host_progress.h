@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collective/progress.h"
@@ -63,12 +64,7 @@ class RingCredits {
  public:
   /// All referred objects must outlive it.
   RingCredits(const Plan& plan, const Schedule& schedule, const HostProgressLayout& layout,
-              const Progress& progress, RingReaders readers)
-      : plan_(plan),
-        schedule_(schedule),
-        layout_(layout),
-        progress_(progress),
-        readers_(std::move(readers)) {}
+              const Progress& progress, RingReaders readers);
 
   /// Returns when everything that overlaps `bucket` in the ring has been loaded, pulled and
   /// forwarded. An error names who is late.
@@ -84,6 +80,11 @@ class RingCredits {
     int late;  ///< the rank to blame
     const char* what;
   };
+  /// What goes over one link, bucket by bucket.
+  struct LinkNeeds {
+    Link link;
+    std::vector<std::pair<std::int32_t, std::uint64_t>> chunks;  ///< up to a bucket, ascending
+  };
   std::vector<Condition> conditions(std::uint32_t bucket) const;
 
   const Plan& plan_;
@@ -91,6 +92,7 @@ class RingCredits {
   const HostProgressLayout& layout_;
   const Progress& progress_;
   const RingReaders readers_;
+  std::vector<LinkNeeds> links_;
 };
 
 }  // namespace ckpt

@@ -34,9 +34,9 @@ Resources measure(const Job& job) {
   return now;
 }
 
-TEST(Resources, StayFlatOverFiftyUpdates) {
+void expect_flat_over_fifty_updates(const JobOptions& options) {
   const Checkpoint checkpoint = small_model(4, 7);
-  Job job({.ranks = 3, .host_ids = {"a", "a", "b"}});
+  Job job(options);
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   std::vector<TestEngine> engines;
   engines.emplace_back(3);
@@ -55,6 +55,14 @@ TEST(Resources, StayFlatOverFiftyUpdates) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LE(end.resident_kib, after_second.resident_kib + 16 * 1024);
 #endif
+}
+
+TEST(Resources, StayFlatOverFiftyUpdatesOfTwoHosts) {
+  expect_flat_over_fifty_updates({.ranks = 3, .host_ids = {"a", "a", "b"}});
+}
+
+TEST(Resources, StayFlatOverFiftyUpdatesWithRingsOfTheirOwn) {
+  expect_flat_over_fifty_updates({.ranks = 3, .collective = "peer"});
 }
 
 }  // namespace

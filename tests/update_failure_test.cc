@@ -20,7 +20,8 @@ namespace {
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-class UpdateFailure : public ::testing::Test {
+/// With one ring for a host, and with a ring for every rank.
+class UpdateFailure : public ::testing::TestWithParam<const char*> {
  protected:
   void TearDown() override { EXPECT_THAT(job_.shared_objects(), ::testing::IsEmpty()); }
   void SetUp() override { ASSERT_TRUE(job_.load("c", checkpoint_).is_ok()); }
@@ -54,10 +55,12 @@ class UpdateFailure : public ::testing::Test {
   }
 
   Checkpoint checkpoint_ = small_model(6, 101);
-  Job job_{{.ranks = 4, .instance_size = 2}};
+  Job job_{{.ranks = 4, .instance_size = 2, .collective = GetParam()}};
 };
+INSTANTIATE_TEST_SUITE_P(, UpdateFailure, ::testing::Values("auto", "peer"),
+                         [](const auto& parameter) { return std::string(parameter.param); });
 
-TEST_F(UpdateFailure, AWorkerRefusesATensor) {
+TEST_P(UpdateFailure, AWorkerRefusesATensor) {
   auto engines = two_engines();
   engines[1].loaders[0].refuse_tensor = "model.layers.3.mlp.down_proj.weight";
   const auto statuses = job_.update("c", job_.call(engines));
@@ -69,14 +72,14 @@ TEST_F(UpdateFailure, AWorkerRefusesATensor) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, AWorkerFailsAfterLoading) {
+TEST_P(UpdateFailure, AWorkerFailsAfterLoading) {
   auto engines = two_engines();
   engines[0].loaders[1].finish_error = "quantisation failed";
   expect_cause(job_.update("c", job_.call(engines)), "quantisation failed");
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, TheEngineCallFails) {
+TEST_P(UpdateFailure, TheEngineCallFails) {
   const auto statuses =
       job_.update("c", [](const std::vector<WorkerAddress>&, EngineCallContext& context) -> Status {
         if (context.rank() == 2) return peer_error("the engine says 404");
@@ -86,7 +89,7 @@ TEST_F(UpdateFailure, TheEngineCallFails) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, TheEngineCallThrows) {
+TEST_P(UpdateFailure, TheEngineCallThrows) {
   const auto statuses =
       job_.update("c", [](const std::vector<WorkerAddress>&, EngineCallContext&) -> Status {
         throw std::runtime_error("boom");
@@ -95,7 +98,7 @@ TEST_F(UpdateFailure, TheEngineCallThrows) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, TheEngineAnswersButNoWorkerConnects) {
+TEST_P(UpdateFailure, TheEngineAnswersButNoWorkerConnects) {
   const auto begin = Clock::now();
   const auto statuses = job_.update(
       "c", [](const std::vector<WorkerAddress>&, EngineCallContext&) { return Status(); });
@@ -105,7 +108,7 @@ TEST_F(UpdateFailure, TheEngineAnswersButNoWorkerConnects) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, TheDeadlinePasses) {
+TEST_P(UpdateFailure, TheDeadlinePasses) {
   UpdateOptions options;
   options.timeout_seconds = 1;
   auto engines = two_engines();
@@ -120,7 +123,7 @@ TEST_F(UpdateFailure, TheDeadlinePasses) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, OneRankGivesAPreparedUpdateUp) {
+TEST_P(UpdateFailure, OneRankGivesAPreparedUpdateUp) {
   auto engines = two_engines();
   const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
     CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare("c", {.instance_size = 2}));
@@ -134,7 +137,7 @@ TEST_F(UpdateFailure, OneRankGivesAPreparedUpdateUp) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, OneRankIsGivenOtherOptions) {
+TEST_P(UpdateFailure, OneRankIsGivenOtherOptions) {
   auto engines = two_engines();
   const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
     UpdateOptions options;

@@ -27,9 +27,14 @@ void expect_whole(const std::vector<TestEngine>& engines, const Checkpoint& chec
   }
 }
 
-TEST(Update, FourRanksUpdateTwoInstancesOfTwoWorkers) {
+/// With one ring for a host, and with a ring for every rank, as on GPUs.
+class UpdateOverCollective : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, UpdateOverCollective, ::testing::Values("auto", "peer"),
+                         [](const auto& parameter) { return std::string(parameter.param); });
+
+TEST_P(UpdateOverCollective, FourRanksUpdateTwoInstancesOfTwoWorkers) {
   const Checkpoint checkpoint = small_model(6, 1);
-  Job job({.ranks = 4, .instance_size = 2});
+  Job job({.ranks = 4, .instance_size = 2, .collective = GetParam()});
   ASSERT_TRUE(job.load("step-1", checkpoint).is_ok());
   auto engines = make_engines(2, 2);
   expect_ok(job.update("step-1", job.call(engines)));
@@ -48,8 +53,8 @@ TEST(Update, FourRanksUpdateTwoInstancesOfTwoWorkers) {
   EXPECT_EQ(engines[1].loaders[1].finished, 1);
 }
 
-TEST(Update, NewWeightsReplaceTheOldOnesInPlace) {
-  Job job({.ranks = 2});
+TEST_P(UpdateOverCollective, NewWeightsReplaceTheOldOnesInPlace) {
+  Job job({.ranks = 2, .collective = GetParam()});
   auto engines = make_engines(1, 2);
   for (std::uint64_t step = 1; step <= 3; ++step) {
     const Checkpoint checkpoint = small_model(2, step);
@@ -62,20 +67,21 @@ TEST(Update, NewWeightsReplaceTheOldOnesInPlace) {
   }
 }
 
-TEST(Update, OneRankAlone) {
+TEST_P(UpdateOverCollective, OneRankAlone) {
   const Checkpoint checkpoint = small_model(3, 5);
-  Job job({.ranks = 1});
+  Job job({.ranks = 1, .collective = GetParam()});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 1);
   expect_ok(job.update("c", job.call(engines)));
   expect_whole(engines, checkpoint);
 }
 
-TEST(Update, ATensorLargerThanTheBucketTakesTheRingAlone) {
+TEST_P(UpdateOverCollective, ATensorLargerThanTheBucketTakesTheRingAlone) {
   Checkpoint checkpoint = small_model(2, 3);
   checkpoint["model.layers.1.huge"] = random_tensor("model.layers.1.huge", (13 << 20) + 1, 9);
-  Job job({.ranks = 3,
-           .adjust = [](ParameterServerOptions& options) { options.ring_bytes = 4 << 20; }});
+  Job job({.ranks = 3, .collective = GetParam(), .adjust = [](ParameterServerOptions& options) {
+             options.ring_bytes = 4 << 20;
+           }});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 3);
   expect_ok(job.update("c", job.call(engines)));
@@ -96,6 +102,48 @@ TEST(Update, SeveralHostsPassTheBytesOn) {
   for (const UpdateReport& report : job.reports) received += report.received_bytes;
   // Every byte enters each of the two other hosts once.
   EXPECT_GE(received, 2 * job.reports[0].total_bytes);
+}
+
+TEST(Update, LittleMemoryForManyChunksStillServesEveryRank) {
+  const Checkpoint checkpoint = small_model(8, 43);
+  Job job({.ranks = 3, .collective = "peer", .adjust = [](ParameterServerOptions& options) {
+             options.ring_bytes = 64 << 10;
+             options.chunk_bytes = 16 << 10;
+           }});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = make_engines(1, 3);
+  for (int round = 0; round < 3; ++round) {
+    expect_ok(job.update("c", job.call(engines)));
+    expect_whole(engines, checkpoint);
+  }
+  EXPECT_GT(job.reports[0].buckets, 10u);
+  EXPECT_GT(job.reports[0].staging_bytes, 0u);
+}
+
+TEST(Update, OwnersThatAreNotUpdatedAreRefusedWithRingsOfTheirOwn) {
+  const Checkpoint checkpoint = small_model(2, 47);
+  Job job({.ranks = 3, .collective = "peer"});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = make_engines(1, 2);
+  UpdateOptions options;
+  options.recipients = {0, 2};
+  for (const Status& status : job.update("c", job.call(engines), options)) {
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status.to_string();
+    EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+  }
+  auto all = make_engines(1, 3);
+  expect_ok(job.update("c", job.call(all)));
+  expect_whole(all, checkpoint);
+}
+
+TEST(Update, DifferentCollectivesAreExplained) {
+  Job job({.ranks = 2, .adjust = [](ParameterServerOptions& options) {
+             if (options.rank == 1) options.collective = "peer";
+           }});
+  ASSERT_TRUE(job.load("c", small_model(1, 53)).is_ok());
+  auto engines = make_engines(1, 2);
+  for (const Status& status : job.update("c", job.call(engines)))
+    EXPECT_THAT(status.message(), HasSubstr("collectives"));
 }
 
 TEST(Update, SubsetsOfRecipientsAndOwnersThatAreNone) {
@@ -132,10 +180,10 @@ TEST(Update, OwnersNeedNotCallUpdate) {
   expect_whole(engines, checkpoint);
 }
 
-TEST(Update, RanksWithoutAPartAndAnEmptyCheckpoint) {
+TEST_P(UpdateOverCollective, RanksWithoutAPartAndAnEmptyCheckpoint) {
   Checkpoint one;
   one["only"] = random_tensor("only", 100, 1);
-  Job job({.ranks = 3});
+  Job job({.ranks = 3, .collective = GetParam()});
   ASSERT_TRUE(job.load("one", one).is_ok());
   auto engines = make_engines(1, 3);
   expect_ok(job.update("one", job.call(engines)));
@@ -147,9 +195,9 @@ TEST(Update, RanksWithoutAPartAndAnEmptyCheckpoint) {
   expect_whole(others, {});
 }
 
-TEST(Update, EqualCopiesOnSeveralRanksAreSentOnce) {
+TEST_P(UpdateOverCollective, EqualCopiesOnSeveralRanksAreSentOnce) {
   const Checkpoint checkpoint = small_model(4, 19);
-  Job job({.ranks = 3});
+  Job job({.ranks = 3, .collective = GetParam()});
   expect_ok(job.run([&](int, ParameterServer& server) -> Status {
     Registration part;
     for (const auto& [name, tensor] : checkpoint)
@@ -197,9 +245,9 @@ TEST(Update, ASecondPassServesADraftModel) {
   EXPECT_EQ(engines[1].loaders[1].finished, 2);
 }
 
-TEST(Update, PreparedIsNotYetSeenByTheEngine) {
+TEST_P(UpdateOverCollective, PreparedIsNotYetSeenByTheEngine) {
   const Checkpoint checkpoint = small_model(2, 29);
-  Job job({.ranks = 2});
+  Job job({.ranks = 2, .collective = GetParam()});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 2);
   std::vector<std::unique_ptr<PreparedUpdate>> prepared(2);
@@ -217,9 +265,9 @@ TEST(Update, PreparedIsNotYetSeenByTheEngine) {
   expect_whole(engines, checkpoint);
 }
 
-TEST(Update, APreparedUpdateCanBeGivenUp) {
+TEST_P(UpdateOverCollective, APreparedUpdateCanBeGivenUp) {
   const Checkpoint checkpoint = small_model(2, 31);
-  Job job({.ranks = 2});
+  Job job({.ranks = 2, .collective = GetParam()});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   expect_ok(job.run([&](int, ParameterServer& server) -> Status {
     CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare("c", {}));

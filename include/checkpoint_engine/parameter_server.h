@@ -35,8 +35,11 @@ struct ParameterServerOptions {
   /// How long register, gather and barrier wait for other ranks.
   double collective_timeout_seconds = 600;
 
-  std::string device = "auto";      ///< "auto", "host", "cuda"
-  std::string collective = "auto";  ///< "auto", "peer", "nccl", "chain"
+  std::string device = "auto";  ///< "auto", "host", "cuda"
+  /// How weights spread over the ranks of a host: "auto"; "peer": every rank has a ring of its own
+  /// and pulls from the others (what "auto" is on GPUs); "chain": host only, one ring for all;
+  /// "nccl".
+  std::string collective = "auto";
   /// 0: 1 GiB on cuda; 64 MiB on host, where a ring that stays in the caches is twice as fast
   /// (docs/benchmarks.md). Grows to the largest tensor.
   std::uint64_t ring_bytes = 0;

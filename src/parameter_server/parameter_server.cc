@@ -59,6 +59,21 @@ Result<std::shared_ptr<Device>> open_device(const std::string& wanted, int local
   return invalid_argument(concat("no device ", quoted(wanted), "; there are auto, host and cuda"));
 }
 
+/// Who has a ring: on GPUs every rank, on the host all ranks together, unless the caller wants it
+/// otherwise.
+Result<RingSharing> ring_sharing(const std::string& collective, DeviceKind device) {
+  const bool host = device == DeviceKind::kHost;
+  if (collective == "auto") return host ? RingSharing::kPerHost : RingSharing::kPerRank;
+  if (collective == "peer") return RingSharing::kPerRank;
+  if (collective == "chain" && host) return RingSharing::kPerHost;
+  if (collective == "chain" || collective == "nccl") {
+    return unsupported(concat("collective ", quoted(collective), " is not there for device ",
+                              host ? "host" : "cuda", " in this version; use auto or peer"));
+  }
+  return invalid_argument(
+      concat("no collective ", quoted(collective), "; there are auto, peer, nccl and chain"));
+}
+
 Result<double> memory_fraction(const ParameterServerOptions& options) {
   double fraction = options.memory_fraction;
   if (fraction == 0) {
@@ -195,6 +210,8 @@ Result<std::unique_ptr<ParameterServer>> ParameterServerImpl::create(
   CKPT_ASSIGN_OR_RETURN(
       server->device_, open_device(server->options_.device, server->local_rank_, server->threads_));
   CKPT_ASSIGN_OR_RETURN(server->memory_, memory_request(server->options_, server->device_->kind()));
+  CKPT_ASSIGN_OR_RETURN(server->memory_.sharing,
+                        ring_sharing(server->options_.collective, server->device_->kind()));
   server->make_transport();
   const std::string prefix = shared_memory_prefix(server->options_.job, server->host_id_);
   if (const int removed = SharedMemory::remove_abandoned(prefix); removed > 0) {

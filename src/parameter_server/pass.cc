@@ -36,6 +36,20 @@ std::vector<PlanRank> plan_ranks(const std::vector<int>& hosts,
   return ranks;
 }
 
+// Rings of their own are filled and pulled from on their host; nothing is received into them yet.
+Status check_fills_only(const Plan& plan) {
+  for (const Part& part : plan.parts) {
+    for (const Stop& stop : plan.stops_of(part)) {
+      if (stop.rank == part.owner || part.bytes == 0) continue;
+      return unsupported(concat(
+          "rank ", stop.rank, " would have to take weights of rank ", part.owner,
+          " over the network into a ring of its own, which collective \"peer\" and GPUs cannot do "
+          "yet: all ranks that hold weights must be updated too, and be on one host"));
+    }
+  }
+  return Status();
+}
+
 }  // namespace
 
 bool CachedPlan::crosses_hosts() const {
@@ -78,6 +92,7 @@ Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
   mine.chunk_bytes = setup_.memory.chunk_bytes;
   mine.catalog_fingerprint = catalog_fingerprint(*setup_.catalog);
   mine.verify = setup_.verify;
+  mine.sharing = setup_.memory.sharing;
   CKPT_ASSIGN_OR_RETURN(
       const auto gathered,
       setup_.control.all_gather(tag("offer"), recipients_, encode(mine), setup_.deadline,
@@ -100,14 +115,15 @@ Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
     if (offer.bucket_bytes != mine.bucket_bytes) return differs("bucket sizes");
     if (offer.chunk_bytes != mine.chunk_bytes) return differs("chunk sizes");
     if (offer.verify != mine.verify) return differs("choices of verification");
+    if (offer.sharing != mine.sharing) return differs("collectives");
     ++sharers[concat(offer.host_id, '\0', offer.device_uuid)];
     offers_.push_back(std::move(offer));
   }
 
-  const bool per_rank = setup_.device.kind() == DeviceKind::kCuda;
+  const bool per_rank = mine.sharing == RingSharing::kPerRank;
   std::uint64_t available = UINT64_MAX;
   for (const PassOffer& offer : offers_) {
-    // A GPU's memory is shared by the ranks on it; a host has one ring for all of them.
+    // The ranks on a device share its memory; without rings of their own they have one together.
     const std::uint64_t share =
         per_rank ? sharers[concat(offer.host_id, '\0', offer.device_uuid)] : 1;
     available = std::min(available, offer.available_bytes / share);
@@ -126,9 +142,8 @@ Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
   }
 
   // The memory that is free changes from update to update: the sizes decide, not the bytes.
-  MemoryRequest request = setup_.memory;
-  request.sharing = per_rank ? RingSharing::kPerRank : RingSharing::kPerHost;
-  CKPT_ASSIGN_OR_RETURN(const PlanOptions sizes, fit_memory(*setup_.catalog, request, available));
+  CKPT_ASSIGN_OR_RETURN(const PlanOptions sizes,
+                        fit_memory(*setup_.catalog, setup_.memory, available));
   const bool fits = cached && cached->catalog == setup_.catalog && cached->hosts == hosts &&
                     cached->recipients == recipients_ &&
                     cached->plan.options.ring_bytes == sizes.ring_bytes &&
@@ -145,6 +160,7 @@ Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
     fresh->recipients = recipients_;
     const std::vector<PlanRank> ranks = plan_ranks(hosts, recipients_);
     CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*setup_.catalog, ranks, sizes));
+    if (per_rank) CKPT_RETURN_IF_ERROR(check_fills_only(fresh->plan));
     fresh->schedule = make_schedule(fresh->plan, ranks, setup_.rank);
     cached = std::move(fresh);
   }
@@ -384,6 +400,7 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
                                setup_.abort.get(), setup_.epoch);
   }));
   join_lanes();
+  buffers_->close_opened();  // before the barrier below, after which owners free their staging
   for (const auto& lane : lanes_) {
     CKPT_RETURN_IF_ERROR(lane->status);
     const std::uint64_t bytes = lane->name == "fill"      ? fill_->bytes()

@@ -98,6 +98,11 @@ Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<P
   return Status();
 }
 
+void PassBuffers::close_opened() {
+  stagings_.clear();
+  opened_.clear();
+}
+
 void PassBuffers::close_to_others() {
   if (ring_) ring_->close_to_others();
   if (fill_staging_) fill_staging_->close_to_others();

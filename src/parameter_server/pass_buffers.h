@@ -30,6 +30,8 @@ class PassBuffers {
   /// `pulled_streams`: the streams of this host that this rank pulls from.
   Status open(const std::vector<int>& recipients, const std::vector<PassReady>& ready,
               const std::set<StreamKey>& pulled_streams);
+  /// What other ranks made is not touched any more (a ring that is shared stays).
+  void close_opened();
   /// Nobody else can open anything any more: called when all ranks and workers of the host have.
   void close_to_others();
 

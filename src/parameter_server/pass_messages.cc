@@ -58,7 +58,8 @@ std::vector<std::byte> encode(const PassOffer& offer) {
   const auto uuid = builder.CreateString(offer.device_uuid);
   builder.Finish(fb::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
                                  uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
-                                 offer.chunk_bytes, offer.catalog_fingerprint, offer.verify));
+                                 offer.chunk_bytes, offer.catalog_fingerprint, offer.verify,
+                                 static_cast<std::uint8_t>(offer.sharing)));
   return finished(builder);
 }
 
@@ -87,7 +88,8 @@ Result<PassOffer> decode_pass_offer(std::span<const std::byte> bytes) {
                    table->bucket_bytes(),
                    table->chunk_bytes(),
                    table->catalog_fingerprint(),
-                   table->verify()};
+                   table->verify(),
+                   static_cast<RingSharing>(table->ring_sharing())};
 }
 
 Result<PassReady> decode_pass_ready(std::span<const std::byte> bytes) {

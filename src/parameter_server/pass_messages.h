@@ -11,6 +11,7 @@
 
 #include "checkpoint_engine/status.h"
 #include "device/device.h"
+#include "plan/plan.h"
 
 namespace ckpt {
 
@@ -26,6 +27,7 @@ struct PassOffer {
   std::uint64_t chunk_bytes = 0;
   std::uint64_t catalog_fingerprint = 0;
   bool verify = true;
+  RingSharing sharing = RingSharing::kPerHost;
 };
 
 /// Second gather: what a rank has allocated and where it waits for its worker.

@@ -8,8 +8,8 @@ namespace ckpt {
 namespace {
 
 TEST(PassMessages, OfferAndReadyComeBackEqual) {
-  const PassOffer offer{"host-a", DeviceKind::kCuda, "GPU-1", 1ull << 40, 1, 2,
-                        3,        0xdeadbeefcafe,    false};
+  const PassOffer offer{"host-a", DeviceKind::kCuda, "GPU-1", 1ull << 40,           1, 2,
+                        3,        0xdeadbeefcafe,    false,   RingSharing::kPerRank};
   const auto offered = decode_pass_offer(encode(offer));
   ASSERT_TRUE(offered.is_ok());
   EXPECT_EQ(offered->host_id, "host-a");
@@ -17,6 +17,7 @@ TEST(PassMessages, OfferAndReadyComeBackEqual) {
   EXPECT_EQ(offered->available_bytes, 1ull << 40);
   EXPECT_EQ(offered->catalog_fingerprint, 0xdeadbeefcafe);
   EXPECT_FALSE(offered->verify);
+  EXPECT_EQ(offered->sharing, RingSharing::kPerRank);
 
   PassReady ready;
   ready.plan_fingerprint = 7;

@@ -32,7 +32,7 @@ struct PassSetup {
   std::string job;
   std::string shared_prefix;  ///< shared_memory_prefix of this job and host
   std::uint64_t epoch;
-  MemoryRequest memory;
+  MemoryRequest memory;  ///< its `sharing` decides who has a ring
   double memory_fraction;
   bool verify;
   Deadline deadline;

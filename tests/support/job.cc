@@ -142,6 +142,7 @@ Job::Job(JobOptions options) : options_(std::move(options)) {
   base.rendezvous = concat("127.0.0.1:", free_port());
   base.job = name_ = "test-" + random_id();
   base.device = "host";
+  base.collective = options_.collective;
   base.load_threads = 1;
   base.join_timeout_seconds = 30;
   base.collective_timeout_seconds = 60;

@@ -66,6 +66,7 @@ struct JobOptions {
   int ranks = 4;
   int instance_size = 0;              ///< 0: all recipients are one engine
   std::vector<std::string> host_ids;  ///< of each rank; empty: all on this host
+  std::string collective = "auto";
   std::function<void(ParameterServerOptions&)> adjust;
 };
 

@@ -89,9 +89,12 @@ TEST_P(UpdateOverCollective, ATensorLargerThanTheBucketTakesTheRingAlone) {
   EXPECT_GE(job.reports[0].ring_bytes, (13u << 20) + 1);
 }
 
-TEST(Update, SeveralHostsPassTheBytesOn) {
+TEST_P(UpdateOverCollective, SeveralHostsPassTheBytesOn) {
   const Checkpoint checkpoint = small_model(8, 11);
-  Job job({.ranks = 6, .instance_size = 2, .host_ids = {"a", "a", "b", "b", "c", "c"}});
+  Job job({.ranks = 6,
+           .instance_size = 2,
+           .host_ids = {"a", "a", "b", "b", "c", "c"},
+           .collective = GetParam()});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(3, 2);
   for (int round = 0; round < 2; ++round) {
@@ -120,20 +123,21 @@ TEST(Update, LittleMemoryForManyChunksStillServesEveryRank) {
   EXPECT_GT(job.reports[0].staging_bytes, 0u);
 }
 
-TEST(Update, OwnersThatAreNotUpdatedAreRefusedWithRingsOfTheirOwn) {
-  const Checkpoint checkpoint = small_model(2, 47);
-  Job job({.ranks = 3, .collective = "peer"});
+TEST(Update, LittleStagingForManyHosts) {
+  const Checkpoint checkpoint = small_model(8, 59);
+  Job job({.ranks = 7,
+           .host_ids = {"a", "a", "b", "b", "b", "c", "d"},
+           .collective = "peer",
+           .adjust = [](ParameterServerOptions& options) {
+             options.ring_bytes = 64 << 10;
+             options.chunk_bytes = 16 << 10;
+           }});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
-  auto engines = make_engines(1, 2);
-  UpdateOptions options;
-  options.recipients = {0, 2};
-  for (const Status& status : job.update("c", job.call(engines), options)) {
-    EXPECT_EQ(status.code(), StatusCode::kUnsupported) << status.to_string();
-    EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+  auto engines = make_engines(1, 7);
+  for (int round = 0; round < 3; ++round) {
+    expect_ok(job.update("c", job.call(engines)));
+    expect_whole(engines, checkpoint);
   }
-  auto all = make_engines(1, 3);
-  expect_ok(job.update("c", job.call(all)));
-  expect_whole(all, checkpoint);
 }
 
 TEST(Update, DifferentCollectivesAreExplained) {
@@ -146,11 +150,11 @@ TEST(Update, DifferentCollectivesAreExplained) {
     EXPECT_THAT(status.message(), HasSubstr("collectives"));
 }
 
-TEST(Update, SubsetsOfRecipientsAndOwnersThatAreNone) {
+TEST_P(UpdateOverCollective, SubsetsOfRecipientsAndOwnersThatAreNone) {
   const Checkpoint checkpoint = small_model(4, 13);
   for (const auto& hosts :
        {std::vector<std::string>{}, std::vector<std::string>{"a", "a", "b", "b"}}) {
-    Job job({.ranks = 4, .host_ids = hosts});
+    Job job({.ranks = 4, .host_ids = hosts, .collective = GetParam()});
     ASSERT_TRUE(job.load("c", checkpoint).is_ok());
     for (const std::vector<int>& recipients : {std::vector<int>{2}, std::vector<int>{3, 1},
                                                std::vector<int>{0, 1, 2}, std::vector<int>{}}) {
@@ -164,9 +168,9 @@ TEST(Update, SubsetsOfRecipientsAndOwnersThatAreNone) {
   }
 }
 
-TEST(Update, OwnersNeedNotCallUpdate) {
+TEST_P(UpdateOverCollective, OwnersNeedNotCallUpdate) {
   const Checkpoint checkpoint = small_model(3, 17);
-  Job job({.ranks = 3});
+  Job job({.ranks = 3, .collective = GetParam()});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 1);
   UpdateOptions options;
@@ -228,9 +232,9 @@ TEST(Update, DifferentCopiesOfOneNameAreRefusedWithBothRanks) {
   }
 }
 
-TEST(Update, ASecondPassServesADraftModel) {
+TEST_P(UpdateOverCollective, ASecondPassServesADraftModel) {
   const Checkpoint checkpoint = small_model(3, 23);
-  Job job({.ranks = 4, .instance_size = 2});
+  Job job({.ranks = 4, .instance_size = 2, .collective = GetParam()});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(2, 2);
   // Only the engine of ranks 2 and 3 has a draft model.

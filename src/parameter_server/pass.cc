@@ -12,6 +12,9 @@
 namespace ckpt {
 namespace {
 
+// After a failure: ranks that were killed or never came so far do not say that they have closed.
+constexpr std::chrono::milliseconds kClosingPatience{300};
+
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -36,15 +39,15 @@ std::vector<PlanRank> plan_ranks(const std::vector<int>& hosts,
   return ranks;
 }
 
-// Rings of their own are filled and pulled from on their host; nothing is received into them yet.
-Status check_fills_only(const Plan& plan) {
+// Without staging, what is received would have to go into the memory of a GPU.
+Status check_reachable(const Plan& plan) {
+  if (plan.options.receive_into_rings || plan.options.staging_chunks > 0) return Status();
   for (const Part& part : plan.parts) {
     for (const Stop& stop : plan.stops_of(part)) {
       if (stop.rank == part.owner || part.bytes == 0) continue;
-      return unsupported(concat(
-          "rank ", stop.rank, " would have to take weights of rank ", part.owner,
-          " over the network into a ring of its own, which collective \"peer\" and GPUs cannot do "
-          "yet: all ranks that hold weights must be updated too, and be on one host"));
+      return resource_exhausted(concat(
+          "rank ", stop.rank, " takes weights of rank ", part.owner,
+          " over the network, which needs staging, and no memory of its GPU is left for that"));
     }
   }
   return Status();
@@ -62,7 +65,12 @@ bool CachedPlan::crosses_hosts() const {
 Pass::Pass(const PassSetup& setup, std::uint32_t number, std::vector<int> recipients)
     : setup_(setup), number_(number), recipients_(std::move(recipients)) {}
 
-Pass::~Pass() { join_lanes(); }
+Pass::~Pass() {
+  join_lanes();
+  if (!buffers_) return;
+  buffers_->close_opened();
+  buffers_->wait_until_closed(Deadline::after(kClosingPatience));
+}
 
 std::string Pass::tag(const char* step) const { return concat(step, "-", number_); }
 
@@ -142,8 +150,8 @@ Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
   }
 
   // The memory that is free changes from update to update: the sizes decide, not the bytes.
-  CKPT_ASSIGN_OR_RETURN(const PlanOptions sizes,
-                        fit_memory(*setup_.catalog, setup_.memory, available));
+  CKPT_ASSIGN_OR_RETURN(PlanOptions sizes, fit_memory(*setup_.catalog, setup_.memory, available));
+  sizes.receive_into_rings = setup_.device.kind() == DeviceKind::kHost;
   const bool fits = cached && cached->catalog == setup_.catalog && cached->hosts == hosts &&
                     cached->recipients == recipients_ &&
                     cached->plan.options.ring_bytes == sizes.ring_bytes &&
@@ -160,7 +168,7 @@ Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
     fresh->recipients = recipients_;
     const std::vector<PlanRank> ranks = plan_ranks(hosts, recipients_);
     CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*setup_.catalog, ranks, sizes));
-    if (per_rank) CKPT_RETURN_IF_ERROR(check_fills_only(fresh->plan));
+    CKPT_RETURN_IF_ERROR(check_reachable(fresh->plan));
     fresh->schedule = make_schedule(fresh->plan, ranks, setup_.rank);
     cached = std::move(fresh);
   }
@@ -202,10 +210,7 @@ Status Pass::allocate_and_open(std::string address) {
   // Only now is a ring that another rank made mapped here, and can be registered for readers of
   // other hosts.
   if (setup_.transport != nullptr && plan_->crosses_hosts()) {
-    CKPT_ASSIGN_OR_RETURN(
-        ring_region_, setup_.transport->register_memory(buffers_->ring(), plan.options.ring_bytes));
-    mine.ring_region = ring_region_->id();
-    CKPT_ASSIGN_OR_RETURN(mine.transport_descriptor, setup_.transport->descriptor());
+    CKPT_RETURN_IF_ERROR(register_for_other_hosts(mine));
     CKPT_RETURN_IF_ERROR(gather_ready("rings", mine));
   }
   for (std::size_t i = 0; i < ready_.size(); ++i) {
@@ -215,6 +220,20 @@ Status Pass::allocate_and_open(std::string address) {
                  " computed different plans; do all ranks run the same version?"));
     }
   }
+  return Status();
+}
+
+Status Pass::register_for_other_hosts(PassReady& mine) {
+  CKPT_ASSIGN_OR_RETURN(mine.transport_descriptor, setup_.transport->descriptor());
+  const DeviceBuffer* staging = buffers_->receive_staging();
+  if (staging == nullptr && !plan_->plan.options.receive_into_rings) return Status();
+  CKPT_ASSIGN_OR_RETURN(
+      ring_region_,
+      staging != nullptr
+          ? setup_.transport->register_memory(staging->data(), staging->size())
+          : setup_.transport->register_memory(buffers_->ring(), plan_->plan.options.ring_bytes));
+  mine.ring_region = ring_region_->id();
+  CKPT_ASSIGN_OR_RETURN(mine.transport_descriptor, setup_.transport->descriptor());
   return Status();
 }
 
@@ -255,7 +274,11 @@ Status Pass::connect_peers() {
     const PassReady& ready = ready_[index_of(rank)];
     RemoteMemory& memory = rings_[rank];
     CKPT_ASSIGN_OR_RETURN(memory.peer, connect(rank, ready.transport_descriptor));
-    memory.pieces.push_back({0, plan_->plan.options.ring_bytes, ready.ring_region});
+    const std::uint64_t staged = ready.receive_staging.bytes;
+    memory.pieces.push_back(
+        {0, staged > 0 ? staged : plan_->plan.options.ring_bytes, ready.ring_region});
+    memory.slot_bytes = plan_->plan.options.cross_chunk_bytes;
+    memory.slots = staged / memory.slot_bytes;
   }
   return Status();
 }
@@ -286,7 +309,7 @@ Status Pass::start_lanes() {
   PassBuffers& buffers = *buffers_;
   const bool per_rank = plan.options.sharing == RingSharing::kPerRank;
   RingReaders readers{per_rank ? std::vector<int>{setup_.rank} : local_recipients_, {}};
-  if (!schedule.pull.empty() && buffers.fill_staging() == nullptr)
+  if (!schedule.pull.empty() && plan.options.staging_chunks == 0)
     readers.pullers = local_recipients_;
   space_ = std::make_unique<RingCredits>(plan, schedule, buffers.layout(), buffers.progress(),
                                          std::move(readers));
@@ -308,10 +331,17 @@ Status Pass::start_lanes() {
                                                    setup_.rank, target, std::move(stream)});
   }
   if (setup_.signals != nullptr) {
+    ReceiveTarget target;
+    if (buffers.receive_staging() != nullptr) {
+      target = {nullptr, buffers.receive_staging()->data(), plan.options.cross_chunk_bytes,
+                schedule.receive_slots, local_recipients_};
+    } else {
+      target.ring = buffers.ring();
+    }
     CKPT_ASSIGN_OR_RETURN(
         cross_, ChainSpread::create(ChainContext{*setup_.transport, *setup_.signals, plan, schedule,
                                                  buffers.progress(), buffers.layout(), *space_,
-                                                 setup_.epoch, number_, setup_.rank, buffers.ring(),
+                                                 setup_.epoch, number_, setup_.rank, target,
                                                  std::move(pools_), std::move(rings_)}));
   }
   if (!schedule.pull.empty()) {

@@ -68,6 +68,7 @@ class Pass {
   Status agree_and_plan(std::shared_ptr<const CachedPlan>& cached);
   Status allocate_and_open(std::string address);
   Status gather_ready(const char* step, const PassReady& mine);
+  Status register_for_other_hosts(PassReady& mine);
   Status connect_peers();
   Status start_lanes();
   void run_lane(const char* name, std::function<Status()> body);
@@ -84,7 +85,7 @@ class Pass {
   std::shared_ptr<const CachedPlan> plan_;
   std::shared_ptr<PassBuffers> buffers_;
   std::unique_ptr<RingCredits> space_;
-  std::unique_ptr<MemoryRegion> ring_region_;
+  std::unique_ptr<MemoryRegion> ring_region_;  // or of the staging that other hosts read
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, RemoteMemory> pools_, rings_;
 

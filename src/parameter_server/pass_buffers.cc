@@ -44,7 +44,9 @@ Result<PassBuffers> PassBuffers::allocate(const PassSetup& setup, const Plan& pl
 
   const PlanOptions& sizes = plan.options;
   buffers.chunk_bytes_ = sizes.chunk_bytes;
+  buffers.cross_chunk_bytes_ = sizes.cross_chunk_bytes;
   const bool per_rank = sizes.sharing == RingSharing::kPerRank;
+  buffers.pulled_by_others_ = per_rank && !alone;
   if (per_rank || buffers.makes_shared_) {
     CKPT_ASSIGN_OR_RETURN(
         buffers.ring_,
@@ -55,6 +57,11 @@ Result<PassBuffers> PassBuffers::allocate(const PassSetup& setup, const Plan& pl
         buffers.fill_staging_,
         setup.device.allocate(sizes.chunk_bytes * schedule.fill_slots, new_name("staging")));
   }
+  if (schedule.receive_slots > 0) {
+    CKPT_ASSIGN_OR_RETURN(buffers.receive_staging_,
+                          buffers.host_->allocate(sizes.cross_chunk_bytes * schedule.receive_slots,
+                                                  new_name("received")));
+  }
   return buffers;
 }
 
@@ -62,6 +69,7 @@ void PassBuffers::describe(PassReady& ready) const {
   ready.progress = progress_name_;
   if (ring_) ready.ring = ring_->handle();
   if (fill_staging_) ready.fill_staging = fill_staging_->handle();
+  if (receive_staging_) ready.receive_staging = receive_staging_->handle();
 }
 
 Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<PassReady>& ready,
@@ -80,32 +88,52 @@ Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<P
     CKPT_ASSIGN_OR_RETURN(ring_, device_->open(told_by(local.front()).ring));
   }
   for (const StreamKey& key : pulled_streams) {
-    const PassReady& told = told_by(key.first);
-    const BufferHandle& handle = told.fill_staging.bytes > 0 ? told.fill_staging : told.ring;
-    const std::byte* data = nullptr;
-    if (key.first == rank_) {
-      data = fill_staging_ ? fill_staging_->data() : ring_->data();
-    } else {
-      auto opened = device_->open(handle);
-      if (!opened) return opened.status().with_context(concat("memory of rank ", key.first));
-      data = (*opened)->data();
-      opened_.push_back(std::move(*opened));
-    }
-    const std::uint64_t slots =
-        told.fill_staging.bytes > 0 ? told.fill_staging.bytes / chunk_bytes_ : 0;
-    stagings_[key] = {data, chunk_bytes_, slots};
+    CKPT_ASSIGN_OR_RETURN(stagings_[key], open_stream(key, told_by(key.first)));
   }
   return Status();
 }
 
+Result<Staging> PassBuffers::open_stream(const StreamKey& key, const PassReady& told) {
+  const bool received = key.second == StreamKind::kReceive;
+  const BufferHandle& staging = received ? told.receive_staging : told.fill_staging;
+  const bool staged = staging.bytes > 0;
+  DeviceBuffer* buffer = !staged    ? ring_.get()
+                         : received ? receive_staging_.get()
+                                    : fill_staging_.get();
+  if (key.first != rank_) {
+    auto opened = (staged && received ? *host_ : *device_).open(staged ? staging : told.ring);
+    if (!opened) return opened.status().with_context(concat("memory of rank ", key.first));
+    opened_.push_back(std::move(*opened));
+    buffer = opened_.back().get();
+  }
+  if (staged && received) {
+    CKPT_ASSIGN_OR_RETURN(auto pinned, device_->pin(buffer->data(), buffer->size()));
+    pinned_.push_back(std::move(pinned));
+  }
+  if (!staged) return Staging{buffer->data(), 0, 0};
+  const std::uint64_t slot_bytes = received ? cross_chunk_bytes_ : chunk_bytes_;
+  return Staging{buffer->data(), slot_bytes, staging.bytes / slot_bytes};
+}
+
 void PassBuffers::close_opened() {
   stagings_.clear();
+  pinned_.clear();
   opened_.clear();
+  if (progress_) progress_->publish(layout_->closed(rank_), 1);
+}
+
+void PassBuffers::wait_until_closed(Deadline deadline) const {
+  if (!progress_ || !pulled_by_others_) return;
+  AbortSignal never;
+  for (const int rank : layout_->local_ranks()) {
+    if (!progress_->wait(layout_->closed(rank), 1, deadline, never).is_ok()) return;
+  }
 }
 
 void PassBuffers::close_to_others() {
   if (ring_) ring_->close_to_others();
   if (fill_staging_) fill_staging_->close_to_others();
+  if (receive_staging_) receive_staging_->close_to_others();
   progress_->close_to_others();
 }
 

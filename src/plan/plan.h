@@ -39,6 +39,9 @@ struct PlanOptions {
   int staging_chunks = 4;  ///< S; 0: none, else at least 2. Only for kPerRank
   bool serial = false;     ///< one bucket at a time, B = R: the fallback for little memory
   RingSharing sharing = RingSharing::kPerHost;
+  /// False where no transport reaches a ring (of kPerRank, in the memory of a GPU): what is
+  /// received goes through staging, also for the only recipient of a host.
+  bool receive_into_rings = true;
 };
 
 /// Bytes that move from the pool of the part's owner to a ring. Ranges of a part are in order of

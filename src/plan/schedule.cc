@@ -29,7 +29,8 @@ class ScheduleBuilder {
     const auto recipients_here = std::ranges::count_if(
         ranks, [&](const PlanRank& r) { return r.recipient && r.host == host_; });
     const bool own_ring = plan.options.sharing == RingSharing::kPerRank;
-    schedule_.direct = own_ring && ranks[rank].recipient && recipients_here == 1;
+    schedule_.direct = own_ring && ranks[rank].recipient && recipients_here == 1 &&
+                       (plan.options.receive_into_rings || !receives_here());
     pulls_ = own_ring && ranks[rank].recipient && !schedule_.direct;
     waits_for_streams_ = !own_ring || schedule_.direct;
   }
@@ -75,6 +76,14 @@ class ScheduleBuilder {
     std::uint32_t count;  ///< of the same rank, this one included
   };
   using CountOfRank = std::vector<std::uint64_t>;
+
+  bool receives_here() const {
+    return std::ranges::any_of(plan_.parts, [&](const Part& part) {
+      return std::ranges::any_of(plan_.stops_of(part), [&](const Stop& stop) {
+        return stop.host == host_ && stop.rank != part.owner;
+      });
+    });
+  }
 
   std::uint64_t cut(StreamKind kind) const {
     return kind == StreamKind::kFill ? plan_.options.chunk_bytes : plan_.options.cross_chunk_bytes;

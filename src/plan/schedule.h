@@ -100,7 +100,7 @@ struct Schedule {
   std::uint64_t fill_slots = 0;
   std::uint64_t receive_slots = 0;
   /// kPerRank: this rank is the only recipient of its host, so fill and receive go straight into
-  /// its ring.
+  /// its ring (unless it receives and PlanOptions::receive_into_rings is false).
   bool direct = false;
 };
 

@@ -55,6 +55,10 @@ ChainSpread::ChainSpread(ChainContext context, Progress upstream)
     : context_(std::move(context)),
       upstream_ranks_(upstreams_of(context_.schedule)),
       upstream_(std::move(upstream)) {
+  std::map<int, std::uint64_t> forwarded;
+  for (const IncomingChunk& incoming : context_.schedule.receive) {
+    forwarded_with_.push_back(++forwarded[incoming.next_stop]);
+  }
   context_.signals.open(context_.epoch, context_.pass,
                         [this](const ChainSignal& signal) { hear(signal); });
 }
@@ -85,15 +89,58 @@ std::string ChainSpread::describe(const IncomingChunk& incoming) const {
                 incoming.from_pool ? "the pool" : "the ring", " of rank ", incoming.source);
 }
 
-bool ChainSpread::can_start(const IncomingChunk& incoming) const {
-  return context_.space.is_free(incoming.chunk.bucket) &&
+bool ChainSpread::has_room(std::size_t sequence) const {
+  const ReceiveTarget& target = context_.target;
+  const std::vector<IncomingChunk>& stream = context_.schedule.receive;
+  if (target.ring != nullptr) return context_.space.is_free(stream[sequence].chunk.bucket);
+  if (sequence < target.slots) return true;
+  const std::size_t before = sequence - target.slots;  // what lies in the slot
+  const Progress& progress = context_.progress;
+  const bool pulled = std::all_of(target.pullers.begin(), target.pullers.end(), [&](int puller) {
+    return progress.value(context_.layout.pulled(puller, context_.rank, StreamKind::kReceive)) >
+           before;
+  });
+  const int next_stop = stream[before].next_stop;
+  return pulled &&
+         (next_stop < 0 || progress.value(context_.layout.forwarded({context_.rank, next_stop})) >=
+                               forwarded_with_[before]);
+}
+
+Status ChainSpread::wait_for_room(std::size_t sequence, Deadline deadline,
+                                  AbortSignal& abort) const {
+  const ReceiveTarget& target = context_.target;
+  const std::vector<IncomingChunk>& stream = context_.schedule.receive;
+  if (target.ring != nullptr) {
+    return context_.space.wait(stream[sequence].chunk.bucket, deadline, abort);
+  }
+  if (sequence < target.slots) return Status();
+  const std::size_t before = sequence - target.slots;
+  for (const int puller : target.pullers) {
+    const auto slot = context_.layout.pulled(puller, context_.rank, StreamKind::kReceive);
+    CKPT_RETURN_IF_ERROR(context_.progress.wait(slot, before + 1, deadline, abort)
+                             .with_context(concat("rank ", puller, " pulls what rank ",
+                                                  context_.rank, " has received")));
+  }
+  const int next_stop = stream[before].next_stop;
+  if (next_stop < 0) return Status();
+  return context_.progress
+      .wait(context_.layout.forwarded({context_.rank, next_stop}), forwarded_with_[before],
+            deadline, abort)
+      .with_context(
+          concat("rank ", next_stop, " takes what rank ", context_.rank, " has received"));
+}
+
+bool ChainSpread::can_start(std::size_t sequence) const {
+  const IncomingChunk& incoming = context_.schedule.receive[sequence];
+  return has_room(sequence) &&
          (incoming.from_pool ||
           upstream_.value(upstream_slot(incoming.source)) >= incoming.source_ready);
 }
 
-Status ChainSpread::wait_until_startable(const IncomingChunk& incoming, Deadline deadline,
-                                         AbortSignal& abort) {
-  CKPT_RETURN_IF_ERROR(context_.space.wait(incoming.chunk.bucket, deadline, abort));
+Status ChainSpread::wait_until_startable(std::size_t sequence, Deadline deadline,
+                                         AbortSignal& abort) const {
+  CKPT_RETURN_IF_ERROR(wait_for_room(sequence, deadline, abort));
+  const IncomingChunk& incoming = context_.schedule.receive[sequence];
   if (incoming.from_pool) return Status();
   return upstream_.wait(upstream_slot(incoming.source), incoming.source_ready, deadline, abort)
       .with_context(describe(incoming));
@@ -101,20 +148,31 @@ Status ChainSpread::wait_until_startable(const IncomingChunk& incoming, Deadline
 
 Status ChainSpread::start(std::size_t sequence, Deadline deadline) {
   const IncomingChunk& incoming = context_.schedule.receive[sequence];
-  const Part& part = context_.plan.parts[incoming.chunk.part];
-  const std::uint64_t ring_offset = context_.plan.places_of(part)[0].ring_offset;
   const auto& memories = incoming.from_pool ? context_.pools : context_.rings;
   const auto memory = memories.find(incoming.source);
   if (memory == memories.end())
     return internal_error(concat(describe(incoming), ": no descriptor of it"));
+  const RemoteMemory& source = memory->second;
+  const ReceiveTarget& target = context_.target;
+  const Chunk& chunk = incoming.chunk;
+  const std::uint64_t ring_offset =
+      context_.plan.places_of(context_.plan.parts[chunk.part])[0].ring_offset;
   std::vector<ReadRange> reads;
-  for (const SourceRange& range : chunk_ranges(context_.plan, incoming.chunk)) {
-    const std::uint64_t at = ring_offset + range.part_offset;
-    CKPT_RETURN_IF_ERROR(append_reads(memory->second, incoming.from_pool ? range.source_offset : at,
-                                      range.bytes, context_.ring + at, reads)
-                             .with_context(describe(incoming)));
+  for (const SourceRange& range : chunk_ranges(context_.plan, chunk)) {
+    const std::uint64_t in_chunk = range.part_offset - chunk.part_offset;
+    const std::uint64_t from =
+        incoming.from_pool ? range.source_offset
+        : source.slots > 0
+            ? (incoming.source_ready - 1) % source.slots * source.slot_bytes + in_chunk
+            : ring_offset + range.part_offset;
+    std::byte* const to =
+        target.ring != nullptr
+            ? target.ring + ring_offset + range.part_offset
+            : target.staging + sequence % target.slots * target.slot_bytes + in_chunk;
+    CKPT_RETURN_IF_ERROR(
+        append_reads(source, from, range.bytes, to, reads).with_context(describe(incoming)));
   }
-  in_flight_.push_back({sequence, context_.transport.read(*memory->second.peer, reads, deadline)});
+  in_flight_.push_back({sequence, context_.transport.read(*source.peer, reads, deadline)});
   return Status();
 }
 
@@ -149,13 +207,12 @@ Status ChainSpread::run(Deadline deadline, AbortSignal& abort) {
   const auto work = [&]() -> Status {
     std::size_t next = 0;
     while (next < stream.size() || !in_flight_.empty()) {
-      const bool startable =
-          next < stream.size() && in_flight_.size() < kWindow && can_start(stream[next]);
+      const bool startable = next < stream.size() && in_flight_.size() < kWindow && can_start(next);
       if (!startable && !in_flight_.empty()) {
         CKPT_RETURN_IF_ERROR(finish_oldest(deadline, abort));
         continue;
       }
-      if (!startable) CKPT_RETURN_IF_ERROR(wait_until_startable(stream[next], deadline, abort));
+      if (!startable) CKPT_RETURN_IF_ERROR(wait_until_startable(next, deadline, abort));
       CKPT_RETURN_IF_ERROR(start(next++, deadline));
     }
     return Status();

@@ -20,7 +20,7 @@
 namespace ckpt {
 
 /// Memory of another rank that this one reads. Pool memory lies in several regions, in the order of
-/// pool offsets; a ring is one region.
+/// pool offsets; a ring or staging is one region.
 struct RemoteMemory {
   struct Piece {
     std::uint64_t offset;  ///< first pool offset (or 0, for a ring)
@@ -29,6 +29,20 @@ struct RemoteMemory {
   };
   Peer* peer = nullptr;
   std::vector<Piece> pieces;  ///< ascending, without overlap
+  /// Staging of a stop: chunk i of its receive stream in slot i modulo `slots`. No slots: a pool or
+  /// a ring.
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t slots = 0;
+};
+
+/// Where received chunks go.
+struct ReceiveTarget {
+  std::byte* ring = nullptr;     ///< at their place: PartPlace::ring_offset counts from here
+  std::byte* staging = nullptr;  ///< or chunk i in slot i modulo `slots`
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t slots = 0;
+  /// With staging: the ranks that must have pulled a chunk before its slot is used again.
+  std::vector<int> pullers;
 };
 
 /// Everything a pass gives to its chain. The referred objects outlive it.
@@ -43,9 +57,9 @@ struct ChainContext {
   std::uint64_t epoch;
   std::uint32_t pass;
   int rank;
-  std::byte* ring;  ///< where received chunks go: Place::ring_offset counts from here
+  ReceiveTarget target;
   std::map<int, RemoteMemory> pools;  ///< of the owners that this rank reads
-  std::map<int, RemoteMemory> rings;  ///< of the stops before and behind this rank
+  std::map<int, RemoteMemory> rings;  ///< or stagings, of the stops before and behind this rank
 };
 
 class ChainSpread : public Spread {
@@ -67,8 +81,10 @@ class ChainSpread : public Spread {
 
   ChainSpread(ChainContext context, Progress upstream);
   void hear(const ChainSignal& signal);
-  bool can_start(const IncomingChunk& incoming) const;
-  Status wait_until_startable(const IncomingChunk& incoming, Deadline deadline, AbortSignal& abort);
+  bool has_room(std::size_t sequence) const;
+  Status wait_for_room(std::size_t sequence, Deadline deadline, AbortSignal& abort) const;
+  bool can_start(std::size_t sequence) const;
+  Status wait_until_startable(std::size_t sequence, Deadline deadline, AbortSignal& abort) const;
   Status start(std::size_t sequence, Deadline deadline);
   Status finish_oldest(Deadline deadline, AbortSignal& abort);
   Progress::Slot upstream_slot(int rank) const;
@@ -78,6 +94,8 @@ class ChainSpread : public Spread {
   // What the stops before us have reported of their receive streams: a slot for each.
   std::vector<int> upstream_ranks_;
   Progress upstream_;
+  // For each chunk of the receive stream: how many of it and those before it go to its next stop.
+  std::vector<std::uint64_t> forwarded_with_;
   std::map<int, std::uint64_t> taken_;  // chunks that we have taken from each upstream's ring
   std::deque<InFlight> in_flight_;
   std::atomic<std::uint64_t> bytes_{0};

@@ -103,6 +103,9 @@ std::shared_ptr<Device> make_host_device(int copy_threads = 1);
 /// The GPU that CUDA counts as `ordinal`, or why there is none (no driver, no GPU, built without
 /// CUDA).
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal);
+/// The GPU with this uuid, whatever number it has here (CUDA_VISIBLE_DEVICES decides). Others are
+/// not touched: a context costs half a GiB of their memory.
+Result<std::shared_ptr<Device>> make_cuda_device(const std::string& uuid);
 /// How many GPUs this process sees; 0 without a driver or without the backend.
 int cuda_device_count();
 

@@ -312,6 +312,18 @@ TEST(HostDevice, RefusesAHandleOfAnotherSize) {
   EXPECT_EQ(device->open(handle).status().code(), StatusCode::kProtocol);
 }
 
+TEST(CudaDevice, IsFoundByItsUuid) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+  for (int ordinal = 0; ordinal < cuda_device_count(); ++ordinal) {
+    const auto device = *make_cuda_device(ordinal);
+    const auto found = make_cuda_device(device->uuid());
+    ASSERT_TRUE(found.is_ok()) << found.status().to_string();
+    EXPECT_EQ((*found)->uuid(), device->uuid());
+  }
+  EXPECT_EQ(make_cuda_device("GPU-00000000-0000-0000-0000-000000000000").status().code(),
+            StatusCode::kNotFound);
+}
+
 }  // namespace
 }  // namespace ckpt
 

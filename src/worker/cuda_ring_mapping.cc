@@ -39,21 +39,16 @@ class CudaRing final : public RingMapping {
   std::unique_ptr<CopyStream> stream_;  // ends before the memory it reads
 };
 
-/// The order of GPUs differs between processes (CUDA_VISIBLE_DEVICES): only the uuid counts.
-Result<std::shared_ptr<Device>> device_with_uuid(const std::string& uuid) {
-  const int count = cuda_device_count();
-  for (int ordinal = 0; ordinal < count; ++ordinal) {
-    CKPT_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, make_cuda_device(ordinal));
-    if (device->uuid() == uuid) return device;
-  }
-  return not_found(concat("the ring lies on ", uuid, ", which is none of the ", count,
-                          " GPUs that this worker sees; was it given the address of its own GPU?"));
-}
-
 }  // namespace
 
 Result<std::unique_ptr<RingMapping>> open_cuda_ring(const BufferHandle& handle) {
-  CKPT_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, device_with_uuid(handle.device_uuid));
+  // The order of GPUs differs between processes: only the uuid counts.
+  auto found = make_cuda_device(handle.device_uuid);
+  if (!found) {
+    return found.status().with_context(
+        "the ring of this worker's rank; was the worker given the address of its own GPU?");
+  }
+  std::shared_ptr<Device> device = std::move(*found);
   CKPT_ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> buffer, device->open(handle));
   CKPT_ASSIGN_OR_RETURN(std::unique_ptr<CopyStream> stream, device->make_stream());
   return std::unique_ptr<RingMapping>(

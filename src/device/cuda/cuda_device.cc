@@ -201,6 +201,20 @@ int cuda_device_count() {
   return 0;
 }
 
+Result<std::shared_ptr<Device>> make_cuda_device(const std::string& uuid) {
+  const int count = cuda_device_count();
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    cudaDeviceProp properties{};
+    if (::cudaGetDeviceProperties(&properties, ordinal) != cudaSuccess) {
+      ::cudaGetLastError();
+      continue;
+    }
+    if (format_uuid(properties.uuid) == uuid) return make_cuda_device(ordinal);
+  }
+  return not_found(concat(uuid, " is none of the ", count,
+                          " GPUs that this process sees (CUDA_VISIBLE_DEVICES decides which)"));
+}
+
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   Gpu gpu{.ordinal = ordinal, .uuid = "no GPU yet", .name = "CUDA"};
   int count = 0;

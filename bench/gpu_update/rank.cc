@@ -1,0 +1,269 @@
+// The parameter server of one rank, and what it measures.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/parallel.h"
+#include "base/strings.h"
+#include "ceiling.h"
+#include "checkpoint/safetensors_writer.h"
+#include "checkpoint/split.h"
+#include "checkpoint_engine/parameter_server.h"
+#include "processes.h"
+#include "roles.h"
+#include "weights.h"
+
+namespace ckpt::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+constexpr double kPatienceSeconds = 600;
+constexpr std::uint64_t kCeilingChunk = 32 << 20;
+constexpr double kCeilingSeconds = 0.5;
+constexpr const char* kName = "bench";
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// The least free memory of a device while it lives.
+class MemoryWatch {
+ public:
+  explicit MemoryWatch(Device& device) : thread_([this, &device] { watch(device); }) {}
+  ~MemoryWatch() { least(); }
+
+  std::uint64_t least() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return least_;
+  }
+
+ private:
+  void watch(Device& device) {
+    while (!stop_) {
+      if (const auto memory = device.memory()) least_ = std::min(least_, memory->free_bytes);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  std::atomic<bool> stop_ = false;
+  std::uint64_t least_ = UINT64_MAX;
+  std::thread thread_;
+};
+
+class RankRun {
+ public:
+  explicit RankRun(const Settings& settings)
+      : settings_(settings),
+        worker_(UniqueFd(settings.peer_fd)),
+        weights_(checkpoint_bytes(settings), settings.shrink, threads_of(settings)),
+        share_(split_by_bytes(weights_.tensors(),
+                              settings.ranks)[static_cast<std::size_t>(settings.rank)]) {}
+
+  Result<json> run();
+
+ private:
+  Status start();
+  Status measure_registration();
+  Status register_files();
+  Status measure_updates();
+  Status update(bool verify, json& updates);
+  Status ask_worker(const std::string& line);
+  Status barrier() { return server_->barrier(kPatienceSeconds); }
+  Registration from_memory() const;
+
+  const Settings& settings_;
+  LineChannel worker_;
+  const Weights weights_;
+  const std::vector<std::uint32_t> share_;
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<ParameterServer> server_;
+  std::uint64_t share_bytes_ = 0;
+  json result_;
+};
+
+Status RankRun::ask_worker(const std::string& line) {
+  CKPT_RETURN_IF_ERROR(worker_.send(line));
+  CKPT_ASSIGN_OR_RETURN(const std::string answer,
+                        worker_.receive(Deadline::after_seconds(kPatienceSeconds)));
+  return answer == "ok" ? Status() : peer_error(concat("worker: ", line, ": ", answer));
+}
+
+Status RankRun::start() {
+  // The worker's context and parameters are there before any memory is counted.
+  CKPT_ASSIGN_OR_RETURN(const std::string ready,
+                        worker_.receive(Deadline::after_seconds(kPatienceSeconds)));
+  if (ready != "ok") return peer_error("worker: " + ready);
+  CKPT_ASSIGN_OR_RETURN(device_, open_device(settings_));
+  ParameterServerOptions options;
+  options.rank = settings_.rank;
+  options.world_size = settings_.ranks;
+  options.local_rank = ordinal_of(settings_);
+  options.rendezvous = settings_.rendezvous;
+  options.job = settings_.job;
+  options.device = settings_.device;
+  options.collective = settings_.collective;
+  options.load_threads = settings_.load_threads;
+  CKPT_ASSIGN_OR_RETURN(options.ring_bytes, parse_bytes(settings_.ring));
+  CKPT_ASSIGN_OR_RETURN(options.bucket_bytes, parse_bytes(settings_.bucket));
+  CKPT_ASSIGN_OR_RETURN(options.chunk_bytes, parse_bytes(settings_.chunk));
+  CKPT_ASSIGN_OR_RETURN(server_, ParameterServer::create(std::move(options)));
+  CKPT_ASSIGN_OR_RETURN(const auto upload, Upload::create(*device_));
+  CKPT_RETURN_IF_ERROR(barrier());  // all at once
+  CKPT_ASSIGN_OR_RETURN(const double rate, upload->measure(kCeilingChunk, kCeilingSeconds));
+  result_["device"] = device_->name();
+  result_["upload_gb_per_s"] = rate;
+  return barrier();
+}
+
+Registration RankRun::from_memory() const {
+  Registration part;
+  for (const std::uint32_t i : share_) {
+    part.tensors.push_back({weights_.tensors()[i], weights_.expected(i).data()});
+  }
+  return part;
+}
+
+Status RankRun::register_files() {
+  const std::string path = concat(settings_.files, "/gpu-update-", settings_.rank, ".safetensors");
+  std::vector<TensorInfo> infos;
+  for (const std::uint32_t i : share_) infos.push_back(weights_.tensors()[i]);
+  CKPT_ASSIGN_OR_RETURN(const std::string header, encode_safetensors_header(infos, {}));
+  CKPT_ASSIGN_OR_RETURN(auto writer, SafetensorsWriter::create(path, infos));
+  ThreadPool threads(threads_of(settings_));
+  CKPT_RETURN_IF_ERROR(threads.for_each(share_.size(), [&](std::size_t i) {
+    return writer.write(i, 0, weights_.expected(share_[i]));
+  }));
+  CKPT_RETURN_IF_ERROR(writer.finish());
+  Registration part;
+  part.in_place = false;
+  std::uint64_t offset = header.size();
+  for (const TensorInfo& info : infos) {
+    part.files.push_back({info, path, offset});
+    offset += info.bytes;
+  }
+  CKPT_RETURN_IF_ERROR(barrier());
+  const auto begin = Clock::now();
+  const Status status = server_->register_checkpoint("files", part);
+  result_["register_files_seconds"] = seconds_since(begin);
+  std::filesystem::remove(path);
+  CKPT_RETURN_IF_ERROR(status);
+  return server_->unregister_checkpoint("files");
+}
+
+Status RankRun::measure_registration() {
+  for (const std::uint32_t i : share_) share_bytes_ += weights_.tensors()[i].bytes;
+  result_["share_bytes"] = share_bytes_;
+  // Twice: in a virtual machine the first use of memory is the host's work, not ours.
+  for (const char* which : {"register_first_seconds", "register_seconds"}) {
+    CKPT_RETURN_IF_ERROR(barrier());
+    const auto begin = Clock::now();
+    CKPT_RETURN_IF_ERROR(server_->register_checkpoint(kName, from_memory()));
+    result_[which] = seconds_since(begin);
+    CKPT_RETURN_IF_ERROR(barrier());
+    if (which == std::string("register_seconds")) break;
+    const auto end_begin = Clock::now();
+    CKPT_RETURN_IF_ERROR(server_->unregister_checkpoint(kName));
+    result_["unregister_seconds"] = seconds_since(end_begin);
+    if (!settings_.files.empty()) CKPT_RETURN_IF_ERROR(register_files());
+  }
+  const auto begin = Clock::now();
+  CKPT_RETURN_IF_ERROR(server_->gather_metas(kName));
+  result_["gather_seconds"] = seconds_since(begin);
+  return barrier();
+}
+
+Status RankRun::update(bool verify, json& updates) {
+  UpdateOptions options;
+  options.instance_size = 1;
+  options.verify = verify;
+  options.engine_answer_means_done = true;
+  std::vector<std::string> worker_numbers;
+  const auto call = [&](const std::vector<WorkerAddress>& all,
+                        EngineCallContext& context) -> Status {
+    const std::string& address = all[static_cast<std::size_t>(context.rank())].address;
+    CKPT_RETURN_IF_ERROR(worker_.send(concat("update ", address, verify ? " verify" : " trust")));
+    CKPT_ASSIGN_OR_RETURN(const std::string answer,
+                          worker_.receive(Deadline::after_seconds(kPatienceSeconds)));
+    worker_numbers = split(answer, ' ');
+    return worker_numbers[0] == "ok" ? Status() : peer_error("worker: " + answer);
+  };
+  CKPT_RETURN_IF_ERROR(barrier());
+  const double cpu_begin = cpu_seconds();
+  const auto begin = Clock::now();
+  CKPT_ASSIGN_OR_RETURN(const UpdateReport report, server_->update(kName, call, options));
+  json one = {{"seconds", seconds_since(begin)},
+              {"verify", verify},
+              {"cpu_seconds", cpu_seconds() - cpu_begin},
+              {"worker_seconds", std::stod(worker_numbers.at(1))},
+              {"worker_load_seconds", std::stod(worker_numbers.at(2))},
+              {"worker_cpu_seconds", std::stod(worker_numbers.at(3))},
+              {"first_bucket_seconds", report.first_bucket_seconds},
+              {"commit_seconds", report.commit_seconds},
+              {"buckets", report.buckets},
+              {"verified_tensors", report.verified_tensors},
+              {"ring_bytes", report.ring_bytes},
+              {"staging_bytes", report.staging_bytes}};
+  for (const StageReport& stage : report.stages) one["stages"][stage.name] = stage.seconds;
+  updates.push_back(std::move(one));
+  return Status();
+}
+
+Status RankRun::measure_updates() {
+  json& updates = result_["updates"] = json::array();
+  CKPT_RETURN_IF_ERROR(ask_worker("poison"));
+  CKPT_RETURN_IF_ERROR(barrier());
+  CKPT_ASSIGN_OR_RETURN(const DeviceMemory before, device_->memory());
+  CKPT_RETURN_IF_ERROR(update(true, updates));
+  CKPT_RETURN_IF_ERROR(ask_worker("compare"));
+  for (const bool verify : {true, false}) {
+    for (int i = 0; i < settings_.updates; ++i) {
+      if (i + 1 == settings_.updates) CKPT_RETURN_IF_ERROR(ask_worker("poison"));
+      CKPT_RETURN_IF_ERROR(update(verify, updates));
+    }
+    CKPT_RETURN_IF_ERROR(ask_worker("compare"));
+  }
+  // Asking for the free memory could slow an update down: one of its own.
+  CKPT_RETURN_IF_ERROR(barrier());
+  MemoryWatch watch(*device_);
+  json watched;
+  CKPT_RETURN_IF_ERROR(update(true, watched));
+  const std::uint64_t least = watch.least();
+  CKPT_RETURN_IF_ERROR(barrier());
+  CKPT_ASSIGN_OR_RETURN(const DeviceMemory after, device_->memory());
+  const auto less = [&](std::uint64_t now) {
+    return static_cast<std::int64_t>(before.free_bytes) - static_cast<std::int64_t>(now);
+  };
+  result_["extra_device_bytes"] = less(least);
+  result_["kept_device_bytes"] = less(after.free_bytes);
+  return Status();
+}
+
+Result<json> RankRun::run() {
+  CKPT_RETURN_IF_ERROR(start());
+  CKPT_RETURN_IF_ERROR(measure_registration());
+  CKPT_RETURN_IF_ERROR(measure_updates());
+  result_["rank"] = settings_.rank;
+  result_["gpu"] = settings_.rank % settings_.gpus;
+  result_["tensors"] = weights_.tensors().size();
+  result_["total_bytes"] = weights_.total_bytes();
+  return result_;
+}
+
+}  // namespace
+
+Status run_rank(const Settings& settings) {
+  LineChannel parent{UniqueFd(settings.result_fd)};
+  RankRun run(settings);
+  CKPT_ASSIGN_OR_RETURN(const json result, run.run());
+  return parent.send(result.dump());
+}
+
+}  // namespace ckpt::bench

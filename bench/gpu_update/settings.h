@@ -1,0 +1,44 @@
+// What one run of gpu_update measures.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint_engine/status.h"
+
+namespace ckpt::bench {
+
+struct Settings {
+  std::string device = "cuda";
+  double gib = 1;
+  int ranks = 1;
+  int gpus = 1;          ///< rank i works on GPU i modulo this
+  bool isolate = false;  ///< every process sees its own GPU only (CUDA_VISIBLE_DEVICES)
+  int shrink = 1;        ///< divides every dimension: small checkpoints for dry runs
+  std::string ring = "0", bucket = "0", chunk = "32MiB";
+  std::string collective = "auto";
+  int updates = 5;
+  int load_threads = 0;
+  std::string files;  ///< a folder: registration from files in the page cache is measured too
+  std::string json;   ///< a file to which the result is appended as one line
+
+  // Of the processes that a run starts.
+  std::string role;  ///< empty, "rank" or "worker"
+  int rank = 0;
+  int peer_fd = -1;    ///< rank and worker speak over it
+  int result_fd = -1;  ///< the rank's result goes there
+  std::string rendezvous;
+  std::string job;
+};
+
+inline constexpr const char* kUsage =
+    "usage: gpu_update [--device cuda|host] [--gib G] [--ranks N] [--gpus M] [--isolate 1]\n"
+    "                  [--ring SIZE] [--bucket SIZE] [--chunk SIZE] [--collective auto|peer]\n"
+    "                  [--updates K] [--load-threads T] [--files DIR] [--shrink D] [--json FILE]\n";
+
+Result<Settings> parse_settings(const std::vector<std::string>& arguments);
+/// Arguments from which parse_settings makes the same again.
+std::vector<std::string> to_arguments(const Settings& settings);
+
+}  // namespace ckpt::bench

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 
 #include "base/log.h"
 #include "base/strings.h"
@@ -204,9 +203,7 @@ Status Pass::allocate_and_open(std::string address) {
   mine.address = std::move(address);
   buffers_->describe(mine);
   CKPT_RETURN_IF_ERROR(gather_ready("handles", mine));
-  std::set<StreamKey> pulled_streams;
-  for (const Pull& pull : plan_->schedule.pull) pulled_streams.insert({pull.rank, pull.kind});
-  CKPT_RETURN_IF_ERROR(buffers_->open(recipients_, ready_, pulled_streams));
+  CKPT_RETURN_IF_ERROR(buffers_->open(recipients_, ready_, pulled_streams(plan_->schedule)));
   // Only now is a ring that another rank made mapped here, and can be registered for readers of
   // other hosts.
   if (setup_.transport != nullptr && plan_->crosses_hosts()) {
@@ -283,9 +280,11 @@ Status Pass::connect_peers() {
   return Status();
 }
 
-void Pass::run_lane(const char* name, std::function<Status()> body) {
+void Pass::run_lane(const char* name, std::function<Status()> body,
+                    std::function<std::uint64_t()> bytes) {
   auto lane = std::make_unique<Lane>();
   lane->name = name;
+  lane->bytes = std::move(bytes);
   lane->thread = std::thread([this, lane = lane.get(), body = std::move(body)] {
     const auto begin = std::chrono::steady_clock::now();
     lane->status = body();
@@ -344,21 +343,25 @@ Status Pass::start_lanes() {
                                                  setup_.epoch, number_, setup_.rank, target,
                                                  std::move(pools_), std::move(rings_)}));
   }
-  if (!schedule.pull.empty()) {
+  pulled_ =
+      std::make_unique<PullProgress>(schedule, buffers.progress(), buffers.layout(), setup_.rank);
+  for (const auto& [source, staging] : buffers.stagings()) {
     CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
-    local_ = std::make_unique<PeerSpread>(
-        PeerContext{plan, schedule, buffers.progress(), buffers.layout(), *space_, setup_.rank,
-                    buffers.ring(), buffers.stagings(), std::move(stream)});
+    local_.push_back(std::make_unique<PeerSpread>(
+        PeerContext{plan, schedule, buffers.progress(), buffers.layout(), *space_, *pulled_,
+                    setup_.rank, buffers.ring(), source, staging, std::move(stream)}));
   }
   // Everybody can hear signals and has opened everything before anybody's first chunk is done.
   CKPT_RETURN_IF_ERROR(setup_.control.barrier(tag("opened"), recipients_, setup_.deadline,
                                               setup_.abort.get(), setup_.epoch));
   const auto start = [&](const char* name, auto& lane) {
-    run_lane(name, [this, &lane] { return lane.run(setup_.deadline, *setup_.abort); });
+    run_lane(
+        name, [this, &lane] { return lane.run(setup_.deadline, *setup_.abort); },
+        [&lane] { return lane.bytes(); });
   };
   if (fill_) start("fill", *fill_);
   if (cross_ && !schedule.receive.empty()) start("receive", *cross_);
-  if (local_) start("pull", *local_);
+  for (const auto& pull : local_) start("pull", *pull);
   return Status();
 }
 
@@ -433,10 +436,15 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   buffers_->close_opened();  // before the barrier below, after which owners free their staging
   for (const auto& lane : lanes_) {
     CKPT_RETURN_IF_ERROR(lane->status);
-    const std::uint64_t bytes = lane->name == "fill"      ? fill_->bytes()
-                                : lane->name == "receive" ? cross_->bytes()
-                                                          : local_->bytes();
-    report.stages.push_back({lane->name, lane->seconds, bytes});
+    StageReport done{lane->name, lane->seconds, lane->bytes()};
+    // The pulls of several streams run at once: one stage.
+    StageReport& last = report.stages.back();
+    if (last.name == done.name) {
+      done.seconds = std::max(done.seconds, last.seconds);
+      done.bytes += last.bytes;
+      report.stages.pop_back();
+    }
+    report.stages.push_back(std::move(done));
   }
   if (fill_) report.filled_bytes += fill_->bytes();
   if (cross_) report.received_bytes += cross_->bytes();

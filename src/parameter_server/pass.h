@@ -11,6 +11,7 @@
 
 #include "checkpoint_engine/parameter_server.h"
 #include "collective/chain/chain_spread.h"
+#include "collective/peer/peer_spread.h"
 #include "collective/spread.h"
 #include "parameter_server/deliver_lane.h"
 #include "parameter_server/fill_lane.h"
@@ -71,7 +72,8 @@ class Pass {
   Status register_for_other_hosts(PassReady& mine);
   Status connect_peers();
   Status start_lanes();
-  void run_lane(const char* name, std::function<Status()> body);
+  void run_lane(const char* name, std::function<Status()> body,
+                std::function<std::uint64_t()> bytes);
   void join_lanes();
   std::string tag(const char* step) const;
   std::size_t index_of(int recipient) const;
@@ -90,9 +92,12 @@ class Pass {
   std::map<int, RemoteMemory> pools_, rings_;
 
   std::unique_ptr<FillLane> fill_;
-  std::unique_ptr<Spread> cross_, local_;
+  std::unique_ptr<Spread> cross_;
+  std::unique_ptr<PullProgress> pulled_;
+  std::vector<std::unique_ptr<Spread>> local_;  // one for each stream that is pulled
   struct Lane {
     std::string name;
+    std::function<std::uint64_t()> bytes;
     std::thread thread;
     double seconds = 0;
     Status status;

@@ -25,6 +25,8 @@
 // waits for the next stop to take what lies there, one hop later than it came: so nothing is put
 // off, and the same chunk at an earlier stop counts as before, in buckets where the staging does
 // not hold two rows of what a rank receives (one chunk of each part).
+// A recipient may also advance each stream of its pull list for itself: what it pulls early only
+// frees staging early.
 #pragma once
 
 #include <cstdint>

@@ -11,6 +11,31 @@ constexpr std::size_t kWindow = 4;
 
 }  // namespace
 
+std::set<StreamKey> pulled_streams(const Schedule& schedule) {
+  std::set<StreamKey> streams;
+  for (const Pull& pull : schedule.pull) streams.insert({pull.rank, pull.kind});
+  return streams;
+}
+
+PullProgress::PullProgress(const Schedule& schedule, Progress& progress,
+                           const HostProgressLayout& layout, int rank)
+    : progress_(progress), slot_(layout.pulled_total(rank)), done_(schedule.pull.size()) {}
+
+void PullProgress::complete(std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  done_[index] = true;
+  const std::size_t before = without_gap_;
+  while (without_gap_ < done_.size() && done_[without_gap_]) ++without_gap_;
+  if (without_gap_ > before) progress_.publish(slot_, without_gap_);
+}
+
+PeerSpread::PeerSpread(PeerContext context) : context_(std::move(context)) {
+  const std::vector<Pull>& pulls = context_.schedule.pull;
+  for (std::size_t i = 0; i < pulls.size(); ++i) {
+    if (StreamKey(pulls[i].rank, pulls[i].kind) == context_.source) pulls_.push_back(i);
+  }
+}
+
 bool PeerSpread::can_start(const Pull& pull) const {
   return context_.progress.value(context_.layout.stream(pull.rank, pull.kind)) > pull.sequence &&
          context_.space.is_free(pull.chunk.bucket);
@@ -25,7 +50,7 @@ Status PeerSpread::wait_until_startable(const Pull& pull, Deadline deadline, Abo
 
 Status PeerSpread::start(std::size_t index) {
   const Pull& pull = context_.schedule.pull[index];
-  const Staging& staging = context_.stagings.at({pull.rank, pull.kind});
+  const Staging& staging = context_.staging;
   const Part& part = context_.plan.parts[pull.chunk.part];
   const std::uint64_t ring_offset =
       context_.plan.places_of(part)[0].ring_offset + pull.chunk.part_offset;
@@ -50,23 +75,25 @@ Status PeerSpread::finish_oldest(Deadline deadline, AbortSignal& abort) {
   bytes_.fetch_add(pull.chunk.bytes, std::memory_order_relaxed);
   context_.progress.publish(context_.layout.pulled(context_.rank, pull.rank, pull.kind),
                             pull.sequence + 1);
-  context_.progress.publish(context_.layout.pulled_total(context_.rank), oldest.pull + 1);
+  context_.pulled.complete(oldest.pull);
   return Status();
 }
 
 Status PeerSpread::run(Deadline deadline, AbortSignal& abort) {
-  const std::vector<Pull>& pulls = context_.schedule.pull;
+  const std::vector<Pull>& list = context_.schedule.pull;
   const auto work = [&]() -> Status {
     std::size_t next = 0;
-    while (next < pulls.size() || !in_flight_.empty()) {
+    while (next < pulls_.size() || !in_flight_.empty()) {
       const bool startable =
-          next < pulls.size() && in_flight_.size() < kWindow && can_start(pulls[next]);
+          next < pulls_.size() && in_flight_.size() < kWindow && can_start(list[pulls_[next]]);
       if (!startable && !in_flight_.empty()) {
         CKPT_RETURN_IF_ERROR(finish_oldest(deadline, abort));
         continue;
       }
-      if (!startable) CKPT_RETURN_IF_ERROR(wait_until_startable(pulls[next], deadline, abort));
-      CKPT_RETURN_IF_ERROR(start(next++));
+      if (!startable) {
+        CKPT_RETURN_IF_ERROR(wait_until_startable(list[pulls_[next]], deadline, abort));
+      }
+      CKPT_RETURN_IF_ERROR(start(pulls_[next++]));
     }
     return Status();
   };

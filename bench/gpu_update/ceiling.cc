@@ -1,22 +1,13 @@
 #include "ceiling.h"
 
-#include <chrono>
-#include <deque>
-
 #include "base/host.h"
 #include "base/strings.h"
+#include "device/copy_rate.h"
 
 namespace ckpt::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::uint64_t kBuffer = 256 << 20;
-constexpr std::size_t kWindow = 4;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 }  // namespace
 
@@ -30,25 +21,7 @@ Result<std::unique_ptr<Upload>> Upload::create(Device& device) {
 }
 
 Result<double> Upload::measure(std::uint64_t chunk, double seconds) {
-  AbortSignal never;
-  std::deque<CopyStream::Ticket> queued;
-  const auto finish_oldest = [&]() -> Status {
-    CKPT_RETURN_IF_ERROR(stream_->wait(queued.front(), Deadline::after_seconds(60), never));
-    queued.pop_front();
-    return Status();
-  };
-  std::uint64_t bytes = 0;
-  const auto begin = Clock::now();
-  while (seconds_since(begin) < seconds) {
-    const std::uint64_t at = bytes % kBuffer;
-    CKPT_RETURN_IF_ERROR(stream_->copy(to_->data() + at, from_->data() + at, chunk));
-    CKPT_ASSIGN_OR_RETURN(const auto ticket, stream_->mark());
-    queued.push_back(ticket);
-    bytes += chunk;
-    if (queued.size() == kWindow) CKPT_RETURN_IF_ERROR(finish_oldest());
-  }
-  while (!queued.empty()) CKPT_RETURN_IF_ERROR(finish_oldest());
-  return static_cast<double>(bytes) / seconds_since(begin) / 1e9;
+  return measure_copy_rate(*stream_, to_->data(), from_->data(), kBuffer, chunk, seconds);
 }
 
 }  // namespace ckpt::bench

@@ -162,8 +162,9 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"first_bucket_seconds", median(first_buckets)},
               {"extra_device_bytes", largest(ranks, "/extra_device_bytes"_json_pointer)},
               {"kept_device_bytes", largest(ranks, "/kept_device_bytes"_json_pointer)}};
-  for (const char* member : {"register_first_seconds", "register_seconds", "unregister_seconds",
-                             "gather_seconds", "register_files_seconds"}) {
+  for (const char* member :
+       {"register_first_seconds", "register_seconds", "unregister_seconds", "gather_seconds",
+        "register_files_first_seconds", "register_files_seconds"}) {
     all[member] = largest(ranks, json::json_pointer(concat("/", member)));
   }
   all["by_rank"] = ranks;
@@ -186,7 +187,8 @@ void print(const json& all) {
   };
   row("register, first", "register_first_seconds");
   row("register, again", "register_seconds");
-  row("register files", "register_files_seconds");
+  row("files, first", "register_files_first_seconds");
+  row("files, again", "register_files_seconds");
   row("unregister", "unregister_seconds");
   std::printf("  gather              %9.1f ms\n", seconds("gather_seconds") * 1e3);
   const auto update = [&](const char* name, const char* member) {

@@ -182,6 +182,19 @@ void add_hub(CLI::App& app, HubCommand& o) {
       ->capture_default_str();
 }
 
+void add_bench(CLI::App& app, BenchCommand& o) {
+  app.add_option("--device", o.device, "what to measure: all GPUs that are visible, or CPU memory")
+      ->check(CLI::IsMember({"auto", "host", "cuda"}))
+      ->capture_default_str();
+  add_size(app, "--size", o.bytes, "of each buffer (default 1GiB)", 64 << 20);
+  app.add_option("--seconds", o.seconds, "for each figure")
+      ->check(kAnySeconds)
+      ->capture_default_str();
+  app.add_option("--threads", o.threads, "for copies by processors (default: all, at most 16)")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--json", o.json, "as JSON");
+}
+
 CommandLineText text_of(const CLI::App& app, const CLI::ParseError& error) {
   std::ostringstream out, err;
   const int code = app.exit(error, out, err);
@@ -205,6 +218,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   MakeCheckpointCommand make_checkpoint;
   InspectCommand inspect;
   HubCommand hub;
+  BenchCommand bench;
   auto* const update_app = app.add_subcommand("update", "update engines from a checkpoint");
   add_update(*update_app, update);
   auto* const receive_app =
@@ -218,6 +232,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   add_inspect(*inspect_app, inspect);
   auto* const hub_app = app.add_subcommand("hub", "run the control plane of a job on its own");
   add_hub(*hub_app, hub);
+  auto* const bench_app =
+      app.add_subcommand("bench", "measure the rates of this machine that bound an update");
+  add_bench(*bench_app, bench);
   for (auto* const sub : app.get_subcommands({})) {
     for (auto* const option : sub->get_options()) {
       // Lists take them all; of everything else the last one counts.
@@ -235,6 +252,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   if (receive_app->parsed()) return receive;
   if (make_app->parsed()) return make_checkpoint;
   if (inspect_app->parsed()) return inspect;
+  if (bench_app->parsed()) return bench;
   return hub;
 }
 

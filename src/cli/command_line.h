@@ -5,6 +5,7 @@
 #include <variant>
 #include <vector>
 
+#include "cli/bench_command.h"
 #include "cli/hub_command.h"
 #include "cli/inspect_command.h"
 #include "cli/make_checkpoint_command.h"
@@ -20,7 +21,7 @@ struct CommandLineText {
 };
 
 using CommandLine = std::variant<CommandLineText, UpdateCommand, ReceiveCommand,
-                                 MakeCheckpointCommand, InspectCommand, HubCommand>;
+                                 MakeCheckpointCommand, InspectCommand, HubCommand, BenchCommand>;
 
 /// `arguments` without the program's name. Pure.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);

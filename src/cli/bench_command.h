@@ -1,0 +1,20 @@
+// checkpoint-engine bench: what this machine can do, beside which an update is to be judged.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ckpt {
+
+struct BenchCommand {
+  std::string device = "auto";       ///< "auto", "host", "cuda": all GPUs that are visible
+  std::uint64_t bytes = 1ull << 30;  ///< of each buffer
+  double seconds = 0.3;              ///< for each figure
+  int threads = 0;                   ///< 0: one for each processor, at most 16
+  bool json = false;
+};
+
+/// Prints a table, or JSON.
+int run(const BenchCommand& command);
+
+}  // namespace ckpt

@@ -2,6 +2,7 @@
 // travel every time.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,6 +14,13 @@
 
 namespace ckpt {
 
+/// What a rank has given to the hub and taken from it. A layout that it knows costs nothing.
+struct MetasTraffic {
+  std::uint64_t layouts_sent = 0, layouts_received = 0;
+  std::uint64_t layout_bytes = 0;    ///< sent and received
+  std::uint64_t instance_bytes = 0;  ///< sent and received
+};
+
 /// One thread at a time.
 class MetasExchange {
  public:
@@ -22,12 +30,16 @@ class MetasExchange {
                                                 const std::string& checkpoint_name, RankMetas mine,
                                                 Deadline deadline);
 
+  /// Since this was made.
+  const MetasTraffic& traffic() const { return traffic_; }
+
  private:
   Result<std::shared_ptr<const Layout>> layout(ControlClient& control, const LayoutHash& hash,
                                                Deadline deadline);
 
   std::map<LayoutHash, std::shared_ptr<const Layout>> known_;
   std::set<LayoutHash> published_;
+  MetasTraffic traffic_;
 };
 
 }  // namespace ckpt

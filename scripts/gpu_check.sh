@@ -1,23 +1,27 @@
 #!/usr/bin/env bash
 # Tests and measures the bundle on a machine with GPUs; a table comes last. Every step has its own time limit.
-#   usage: gpu_check.sh [STEP...]     steps: device small one many large two   (default: the first five)
-#   OUT: where logs and results.jsonl go (default: gpu-check beside the bundle)
+#   usage: gpu_check.sh [STEP...]     steps: device ceilings small one many large flat two   (default: the first six)
+#   OUT: where log.txt and results.jsonl go (default: gpu-check beside the bundle)
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [ -d "$here/bin" ] || here=$here/../build/bundle
 out=${OUT:-$here/gpu-check}
 mkdir -p "$out"
 results=$out/results.jsonl
+log=$out/log.txt
 failed=()
 
 step() { # NAME SECONDS COMMAND...
   local name=$1 limit=$2 begin=$SECONDS
   shift 2
   echo "== $name: ${*/#$here\/bin\//}"
-  timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+  local text=$out/last.txt
+  timeout -k 5 "$limit" "$@" >"$text" 2>&1
   local code=$?
+  { echo "== $name: $*"; cat "$text"; } >>"$log"
   [ $code = 0 ] || failed+=("$name ($code)")
-  grep -vE '^\[ +(OK|RUN) |^\[-+\]|^$' "$out/$name.log" | tail -n 22
+  grep -vE '^\[ +(OK|RUN) |^\[-+\]|^$' "$text" | tail -n 22
+  rm -f "$text"
   echo "-- $name: exit code $code after $((SECONDS - begin)) s"
 }
 update() { # NAME SECONDS OPTIONS...
@@ -30,16 +34,22 @@ echo "$gpus"
 echo "$(nproc) processors, $(awk '/MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo) at the moment, kernel $(uname -r), $(df -h /dev/shm | awk 'NR == 2 {print $2}') /dev/shm"
 
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(device small one many large)
+[ ${#steps[@]} -gt 0 ] || steps=(device ceilings small one many large)
 for s in "${steps[@]}"; do
   case $s in
     device) step device 120 "$here/bin/ckpt_device_test" ;;
+    ceilings)
+      step ceilings 90 "$here/bin/checkpoint-engine" bench
+      timeout 90 "$here/bin/checkpoint-engine" bench --json >"$out/ceilings.json" ;;
     small) update small 120 --gib 1.5 --updates 3 --files /tmp ;;
     one) update one-9GB 120 --gib 8 --files /tmp ;;
     many)
       update two-ranks 120 --gib 4 --ranks 2
       update four-ranks 150 --gib 4 --ranks 4 ;;
     large) update one-34GB 240 --gib 32 ;;
+    flat) # twenty updates each way: the device memory that is kept must not grow
+      update flat-two-ranks 150 --gib 8 --ranks 2 --updates 20
+      update flat-four-ranks 150 --gib 8 --ranks 4 --updates 20 ;;
     two)
       update two-gpus-17GB 150 --gib 16 --ranks 2 --gpus 2
       update two-gpus-apart 120 --gib 8 --ranks 2 --gpus 2 --isolate 1

@@ -398,7 +398,7 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   report.ring_bytes = buffers_->ring_bytes();
   report.staging_bytes = buffers_->staging_bytes();
 
-  CKPT_RETURN_IF_ERROR(stage("open", buffers_->ring_bytes(), [&] {
+  CKPT_RETURN_IF_ERROR(stage("open", 0, [&] {
     return channel.open_ring(buffers_->ring_handle(), setup_.deadline, *setup_.abort);
   }));
   CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());

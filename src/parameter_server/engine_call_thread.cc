@@ -1,5 +1,6 @@
 #include "parameter_server/engine_call_thread.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -19,28 +20,34 @@ class Context : public EngineCallContext {
 
   int rank() const override { return rank_; }
   double remaining_seconds() const override { return deadline_.remaining_seconds(); }
-  bool cancelled() const override {
-    const std::lock_guard lock(mutex_);
-    return cancelled_;
-  }
+  bool cancelled() const override { return cancelled_.load(); }
   void on_cancel(std::function<void()> stop) override {
-    const std::lock_guard lock(mutex_);
-    stop_ = std::move(stop);
-    if (cancelled_ && stop_) stop_();
+    {
+      const std::lock_guard lock(mutex_);
+      if (!cancelled_) {
+        stop_ = std::move(stop);
+        return;
+      }
+    }
+    if (stop) stop();
   }
   void cancel() {
-    const std::lock_guard lock(mutex_);
-    if (cancelled_) return;
-    cancelled_ = true;
-    if (stop_) stop_();
+    std::function<void()> stop;
+    {
+      const std::lock_guard lock(mutex_);
+      if (cancelled_.exchange(true)) return;
+      stop.swap(stop_);
+    }
+    // The caller's code: it may ask anything of this context.
+    if (stop) stop();
   }
 
  private:
   const int rank_;
   const Deadline deadline_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::function<void()> stop_;
-  bool cancelled_ = false;
+  std::atomic<bool> cancelled_{false};
 };
 
 Status run_guarded(const EngineCall& call, const std::vector<WorkerAddress>& all_ranks,

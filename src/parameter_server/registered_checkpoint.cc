@@ -5,6 +5,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "base/log.h"
 #include "base/strings.h"
 #include "checkpoint/digest.h"
 #include "checkpoint/order.h"
@@ -72,7 +73,9 @@ Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>
     if (!source.in_place) pooled_bytes.push_back(source.info.bytes);
   }
   CKPT_ASSIGN_OR_RETURN(const PoolLayout pool_layout, lay_out_pool(pooled_bytes));
-  if (part.use_shared_pool && mapped.empty()) {
+  const bool any_mapped = std::any_of(mapped.begin(), mapped.end(),
+                                      [](const auto& file) { return file.second.has_value(); });
+  if (part.use_shared_pool && !any_mapped) {
     CKPT_ASSIGN_OR_RETURN(pool_, context_.shared_pool.take(name_, pool_layout.bytes));
     uses_shared_pool_ = true;
   } else {
@@ -155,12 +158,16 @@ Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
   CKPT_RETURN_IF_ERROR(checkpoint->load(sources));
   CKPT_RETURN_IF_ERROR(checkpoint->publish());
   // Everything of this call has succeeded: the files that are used in place may lose their names.
-  for (const auto& file : checkpoint->pool_->files()) CKPT_RETURN_IF_ERROR(file->remove_file());
+  for (const auto& file : checkpoint->pool_->files()) {
+    // The checkpoint is whole: a name that cannot be removed is no reason to lose it.
+    if (const Status removed = file->remove_file(); !removed.is_ok()) {
+      log_warning("checkpoint ", name, ": ", removed.message());
+    }
+  }
 
   std::vector<TensorInfo> infos;
   for (Source& source : sources) {
     checkpoint->offsets_.push_back(source.pool_offset);
-    checkpoint->bytes_ += source.info.bytes;
     infos.push_back(std::move(source.info));
   }
   checkpoint->layout_ = std::make_shared<const Layout>(Layout::make(std::move(infos)));

@@ -40,7 +40,6 @@ class RegisteredCheckpoint {
   const std::shared_ptr<const Layout>& layout() const { return layout_; }
   /// With the transport descriptor as it is now.
   Result<InstanceData> instance_data() const;
-  std::uint64_t bytes() const { return bytes_; }
 
  private:
   RegisteredCheckpoint(const std::string& name, const RegistrationContext& context)
@@ -60,7 +59,6 @@ class RegisteredCheckpoint {
   std::vector<std::uint64_t> offsets_;
   std::vector<std::uint64_t> digests_;
   std::vector<std::unique_ptr<MemoryRegion>> regions_;  // one for each segment of the pool
-  std::uint64_t bytes_ = 0;
 };
 
 }  // namespace ckpt

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "base/strings.h"
@@ -135,30 +136,39 @@ Result<WorkerHello> UpdateSession::accept_worker() {
         return std::find(members.begin(), members.end(), setup_.rank) != members.end();
       });
   std::optional<Clock::time_point> answered;
-  while (true) {
-    const Deadline slice = setup_.deadline.earlier(Deadline::after(std::chrono::milliseconds(100)));
-    Result<WorkerHello> hello = channel_->accept(slice, *setup_.abort);
-    if (hello.is_ok() || hello.status().code() != StatusCode::kDeadlineExceeded) return hello;
+  while (!channel_->connected_again()) {
+    if (setup_.abort->raised()) return setup_.abort->cause();
     take_notes(agreement_.get());
     const int speaker = instance->front();
     const bool returned =
         std::find(returned_calls_.begin(), returned_calls_.end(), speaker) != returned_calls_.end();
-    // A rank with nobody to tell returns at once; only an instance of one engine call can say
-    // anything.
+    // A call that only hands the addresses on says nothing by returning.
     if (returned && options_.engine_answer_means_done && !answered) answered = Clock::now();
     if (answered && Clock::now() > *answered + kConnectPatience) {
       return peer_error(
           concat("the engine answered with success, but no worker has connected to rank ",
                  setup_.rank, " (", channel_->address(),
-                 "); does the engine look for the key of this rank's device, and has it the worker "
-                 "extension?"));
+                 "); does the engine look for the key of this rank's device, and has it the "
+                 "worker extension?"));
     }
     if (setup_.deadline.expired()) {
       return deadline_exceeded(
           concat("no worker has connected to rank ", setup_.rank, " (", channel_->address(),
                  ") within the deadline; is the engine up, and was it told to update?"));
     }
+    Deadline wake = setup_.deadline;
+    if (answered) wake = wake.earlier(Deadline::at(*answered + kConnectPatience));
+    wait_for_news(/*for_workers=*/true, wake);
   }
+  return channel_->accept(setup_.deadline, *setup_.abort);
+}
+
+// Until a worker knocks, a note comes, or the update is over; what it was, the caller finds out.
+void UpdateSession::wait_for_news(bool for_workers, Deadline wake) {
+  pollfd entries[] = {{notes_->fd(), POLLIN, 0},
+                      {setup_.abort->fd(), POLLIN, 0},
+                      {for_workers ? channel_->poll_fd() : -1, POLLIN, 0}};
+  ::poll(entries, std::size(entries), wake.poll_ms());
 }
 
 Status UpdateSession::run_pass(UpdateReport& report) {
@@ -175,11 +185,10 @@ Status UpdateSession::run_pass(UpdateReport& report) {
 
 Result<PassNote> UpdateSession::next_decision() {
   bool reported = false;
-  decision_.reset();
   while (true) {
     take_notes(agreement_.get());
     if (setup_.abort->raised()) return setup_.abort->cause();
-    if (decision_) return *decision_;
+    if (decision_) return *std::exchange(decision_, std::nullopt);
     if (setup_.deadline.expired()) {
       return deadline_exceeded(
           "the engine has not answered, although every worker has loaded everything");
@@ -202,10 +211,7 @@ Result<PassNote> UpdateSession::next_decision() {
     Deadline wake = setup_.deadline.earlier(Deadline::after(std::chrono::seconds(1)));
     if (agreement_ && agreement_->wake_at())
       wake = wake.earlier(Deadline::at(*agreement_->wake_at()));
-    pollfd entries[] = {{notes_->fd(), POLLIN, 0},
-                        {setup_.abort->fd(), POLLIN, 0},
-                        {reported ? -1 : channel_->poll_fd(), POLLIN, 0}};
-    ::poll(entries, std::size(entries), wake.poll_ms());
+    wait_for_news(/*for_workers=*/!reported, wake);
   }
 }
 

@@ -36,8 +36,6 @@ class UpdateSession {
   /// Ends it on every rank.
   void abort(const Status& cause);
 
-  std::uint64_t epoch() const { return setup_.epoch; }
-
  private:
   UpdateSession(PassSetup setup, std::string checkpoint_name, std::vector<int> recipients,
                 UpdateOptions options, std::shared_ptr<NoteBox> notes,
@@ -46,6 +44,7 @@ class UpdateSession {
   Status run_passes(const EngineCall& call, UpdateReport& report);
   Status run_pass(UpdateReport& report);
   Result<WorkerHello> accept_worker();
+  void wait_for_news(bool for_workers, Deadline wake);
   Result<PassNote> next_decision();
   void take_notes(PassAgreement* agreement);
   void call_returned(const Status& status);

@@ -8,7 +8,8 @@ for target in build/fuzz/bin/*_fuzz; do
   name=$(basename "$target")
   mkdir -p "build/fuzz/corpus/$name"
   seeds=()
-  case $name in *safetensors*) seeds=(tests/data/safetensors) ;; esac
+  if [ -d "fuzz/corpus/${name%_fuzz}" ]; then seeds+=("fuzz/corpus/${name%_fuzz}"); fi
+  case $name in *safetensors*) seeds+=(tests/data/safetensors) ;; esac
   echo "$name"
   "$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -artifact_prefix="build/fuzz/$name-" \
     "build/fuzz/corpus/$name" "${seeds[@]}" >"build/fuzz/$name.log" 2>&1 || { tail -30 "build/fuzz/$name.log"; exit 1; }

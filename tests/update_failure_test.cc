@@ -149,6 +149,80 @@ TEST_P(UpdateFailure, OneRankIsGivenOtherOptions) {
   expect_next_update_works();
 }
 
+// Whatever goes wrong on one rank before the update has begun must not cost the others their whole
+// deadline.
+TEST_F(UpdateFailure, OneRankHasNotGathered) {
+  auto engines = two_engines();
+  const auto begin = Clock::now();
+  const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
+    UpdateOptions options;
+    options.instance_size = 2;
+    return server.update(rank == 2 ? "other" : "c", job_.call(engines), options).status();
+  });
+  expect_cause(statuses,
+               "rank 2: failed precondition: checkpoint \"other\" is not the gathered one");
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, OneRankHasAnotherInstanceSize) {
+  auto engines = two_engines();
+  for (const int wrong : {3, 4}) {
+    const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
+      UpdateOptions options;
+      options.instance_size = rank == 1 ? wrong : 2;
+      return server.update("c", job_.call(engines), options).status();
+    });
+    for (const Status& status : statuses) EXPECT_THAT(status.message(), HasSubstr("instance size"));
+  }
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, APreparedUpdateIsDropped) {
+  struct Case {
+    std::vector<int> recipients;
+    int dropper;
+  };
+  for (const Case& one : {Case{{}, 0}, Case{{}, 3}, Case{{0, 1}, 0}}) {
+    const auto begin = Clock::now();
+    const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
+      UpdateOptions options;
+      options.recipients = one.recipients;
+      options.instance_size = 1;
+      CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare("c", options));
+      if (rank == one.dropper) {
+        prepared.reset();
+        return aborted("given up");
+      }
+      const auto wait = [](const std::vector<WorkerAddress>&,
+                           EngineCallContext& context) -> Status {
+        while (!context.cancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return Status();
+      };
+      return server.commit(std::move(prepared), wait).status();
+    });
+    for (const Status& status : statuses) EXPECT_THAT(status.message(), HasSubstr("given up"));
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
+  }
+  expect_next_update_works();
+}
+
+TEST_F(UpdateFailure, ACancelledCallMayAskItsContext) {
+  std::atomic<bool> asked{false};
+  const auto statuses = job_.update(
+      "c", [&](const std::vector<WorkerAddress>&, EngineCallContext& context) -> Status {
+        if (context.rank() == 2) return peer_error("no");
+        std::atomic<bool> stop{false};
+        context.on_cancel([&] { stop = asked = context.cancelled(); });
+        while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        context.on_cancel({});
+        return aborted("stopped");
+      });
+  expect_cause(statuses, "rank 2: peer error: no");
+  EXPECT_TRUE(asked);
+  expect_next_update_works();
+}
+
 TEST(UpdateIntegrity, CorruptionBetweenRegistrationAndLoadIsFound) {
   // A file in /dev/shm is used in place: whoever still has it open can damage the registered
   // memory.

@@ -32,6 +32,8 @@ struct ParameterServerOptions {
   std::string host_id;
   double join_timeout_seconds = 60;
   double heartbeat_timeout_seconds = 5;
+  /// How long rank 0, which runs the hub, waits in its destructor for the others to leave.
+  double hub_linger_seconds = 600;
   /// How long register, gather and barrier wait for other ranks.
   double collective_timeout_seconds = 600;
 
@@ -83,7 +85,7 @@ class EngineCallContext {
   virtual double remaining_seconds() const = 0;
   virtual bool cancelled() const = 0;
   /// Runs `stop` once when the update fails, at once if it has failed already; replaces the one
-  /// before. Any thread.
+  /// before. On any thread, also on the one that beats: `stop` must return soon.
   virtual void on_cancel(std::function<void()> stop) = 0;
 };
 
@@ -167,7 +169,8 @@ class ParameterServer {
   virtual Status gather_metas(const std::string& name) = 0;
   /// The gathered metas as JSON with a version; kFailedPrecondition before gather_metas.
   virtual Result<std::string> export_metas() const = 0;
-  /// Takes metas of another job: its owners are read, not asked.
+  /// Takes metas of another job, for export_metas. Updating from its memory is not built yet
+  /// (kUnsupported).
   virtual Status load_metas(const std::string& json) = 0;
 
   /// Collective over the participants: plans, allocates, binds, opens, and fills the first chunks.

@@ -33,6 +33,22 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
   return std::nullopt;
 }
 
+// This process's group and all above it, of either version: each may have a limit.
+std::vector<std::string> memory_cgroups() {
+  std::vector<std::string> folders;
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const auto fields = split(line, ':');
+    if (fields.size() < 3 || (!fields[1].empty() && fields[1] != "memory")) continue;
+    const std::string root = fields[1].empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    for (std::string path = fields[2];; path.resize(path.rfind('/'))) {
+      folders.push_back(root + path);
+      if (path.find('/') == std::string::npos) break;
+    }
+  }
+  return folders;
+}
+
 }  // namespace
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
@@ -59,6 +75,9 @@ Result<SharedMemory> SharedMemory::create(const std::string& name, std::uint64_t
   if (!fd && errno == EEXIST) return already_exists(concat("/dev/shm/", name, " exists already"));
   if (!fd) return errno_error(concat("shm_open of ", name), errno);
   ::flock(fd.get(), LOCK_SH);
+  // Between the two calls a remove_abandoned() may have taken it for nobody's.
+  struct stat made {};
+  if (::fstat(fd.get(), &made) == 0 && made.st_nlink == 0) return create(name, bytes);
   int error;
   do {
     error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
@@ -141,12 +160,10 @@ Result<std::uint64_t> available_host_memory() {
     if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) available = kib * 1024;
   }
   if (available == 0) return io_error("/proc/meminfo has no MemAvailable line");
-  for (const auto& [limit_file, used_file] :
-       {std::pair{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-        std::pair{"/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                  "/sys/fs/cgroup/memory/memory.usage_in_bytes"}}) {
-    const auto limit = read_number(limit_file);
-    const auto used = read_number(used_file);
+  for (const std::string& folder : memory_cgroups()) {
+    const bool v2 = std::filesystem::exists(folder + "/memory.max");
+    const auto limit = read_number(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+    const auto used = read_number(folder + (v2 ? "/memory.current" : "/memory.usage_in_bytes"));
     if (limit && used) available = std::min(available, *limit > *used ? *limit - *used : 0);
   }
   return available;

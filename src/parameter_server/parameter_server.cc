@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "base/env.h"
 #include "base/host.h"
@@ -14,6 +15,7 @@
 #include "control/control_client.h"
 #include "control/hub.h"
 #include "control/rendezvous.h"
+#include "parameter_server/engine_instances.h"
 #include "parameter_server/metas_exchange.h"
 #include "parameter_server/registered_checkpoint.h"
 #include "parameter_server/update_session.h"
@@ -24,10 +26,20 @@
 namespace ckpt {
 namespace {
 
-// For the ranks that are still at work when rank 0, which runs the hub, has nothing left to do.
-constexpr double kHubLingerSeconds = 24 * 3600;
 // A worker may be loading when its rank dies, and hears of it only when it asks for more.
 constexpr double kRescueSeconds = 300;
+
+// How long a rank that must refuse an update waits for the others to begin it, and for the hub to
+// tell them.
+constexpr double kRefusalSeconds = 5;
+// Beyond an update's deadline, for its outcome to reach those that waited for it.
+constexpr std::chrono::seconds kOutcomePatience{5};
+
+std::string update_tag(const std::vector<int>& recipients) {
+  std::string tag = "update";
+  for (const int recipient : recipients) tag += concat(' ', recipient);
+  return tag;
+}
 
 std::vector<int> all_ranks(int world_size) {
   std::vector<int> ranks(static_cast<std::size_t>(world_size));
@@ -92,6 +104,7 @@ Result<double> memory_fraction(const ParameterServerOptions& options) {
 constexpr std::uint64_t kCudaChunk = 32 << 20;
 constexpr std::uint64_t kHostChunk = 8 << 20;
 constexpr std::uint64_t kHostBucket = 32 << 20;
+constexpr std::uint64_t kSmallestBucket = 4096;
 
 Result<MemoryRequest> memory_request(const ParameterServerOptions& options, DeviceKind device) {
   MemoryRequest request;
@@ -100,7 +113,15 @@ Result<MemoryRequest> memory_request(const ParameterServerOptions& options, Devi
   request.chunk_bytes = options.chunk_bytes;
   if (request.bucket_bytes == 0) {
     CKPT_ASSIGN_OR_RETURN(const auto gib, env_double("PS_MAX_BUCKET_SIZE_GB"));
-    if (gib) request.bucket_bytes = static_cast<std::uint64_t>(*gib * (1ull << 30));
+    if (gib) {
+      const double bytes = *gib * (1ull << 30);
+      if (!(bytes >= kSmallestBucket && bytes < 9e18)) {
+        return invalid_argument(concat("PS_MAX_BUCKET_SIZE_GB=", *gib,
+                                       " is not a size of at least ",
+                                       format_bytes(kSmallestBucket)));
+      }
+      request.bucket_bytes = static_cast<std::uint64_t>(bytes);
+    }
   }
   if (device == DeviceKind::kHost && request.bucket_bytes == 0 && request.ring_bytes == 0) {
     request.bucket_bytes = kHostBucket;
@@ -112,18 +133,20 @@ Result<MemoryRequest> memory_request(const ParameterServerOptions& options, Devi
 
 }  // namespace
 
-namespace {
+class ParameterServerImpl;
 
 /// Either this rank's session, or (for a rank that is no recipient) the right to wait for the end.
 struct OwnUpdate : PreparedUpdate {
+  ~OwnUpdate() override;
+
+  ParameterServerImpl* server = nullptr;
   std::shared_ptr<const std::string>
       checkpoint_name;  // the server knows by it that the update is not over
   std::unique_ptr<UpdateSession> session;
   bool all_ranks_vote = false;
+  bool over = false;
   Deadline deadline = Deadline::after_seconds(0);
 };
-
-}  // namespace
 
 class ParameterServerImpl : public ParameterServer {
  public:
@@ -146,16 +169,21 @@ class ParameterServerImpl : public ParameterServer {
   Result<std::vector<std::string>> all_gather(const std::string& mine,
                                               double timeout_seconds) override;
 
+  void drop(OwnUpdate& update);
+
  private:
   Status join(const Rendezvous& rendezvous);
   void rescue_workers(const PeerLost& lost);
   Status learn_hosts(const Rendezvous& rendezvous);
   void make_transport();
   void dispatch(int from_rank, std::uint64_t epoch, std::span<const std::byte> message);
+  Status check_update(const std::string& name) const;
+  Status refuse_update(const std::vector<int>& recipients, const Status& why, Deadline deadline);
   Result<std::unique_ptr<UpdateSession>> prepare_session(const std::string& name,
-                                                         std::vector<int> recipients,
+                                                         std::vector<std::vector<int>> instances,
                                                          const UpdateOptions& options,
                                                          Deadline deadline);
+  void give_up(OwnUpdate& update, const Status& cause);
   Status vote_of_all(const Status& mine, Deadline deadline);
   std::string name_in_update() const;
 
@@ -213,8 +241,7 @@ Result<std::unique_ptr<ParameterServer>> ParameterServerImpl::create(
   CKPT_ASSIGN_OR_RETURN(server->memory_.sharing,
                         ring_sharing(server->options_.collective, server->device_->kind()));
   server->make_transport();
-  const std::string prefix = shared_memory_prefix(server->options_.job, server->host_id_);
-  if (const int removed = SharedMemory::remove_abandoned(prefix); removed > 0) {
+  if (const int removed = SharedMemory::remove_abandoned(kSharedMemoryPrefix); removed > 0) {
     log_info("removed ", removed, " objects from /dev/shm that a killed job had left");
   }
   return std::unique_ptr<ParameterServer>(std::move(server));
@@ -299,7 +326,7 @@ void ParameterServerImpl::make_transport() {
 ParameterServerImpl::~ParameterServerImpl() {
   // A worker that has not heard yet that its update failed would wait for ever.
   const Status told =
-      wait_for_closers(Deadline::after_seconds(options_.collective_timeout_seconds));
+      wait_for_closers(options_.job, Deadline::after_seconds(options_.collective_timeout_seconds));
   if (!told.is_ok()) log_warning(told.message());
   checkpoints_.clear();
   signals_.reset();
@@ -307,7 +334,8 @@ ParameterServerImpl::~ParameterServerImpl() {
   if (control_) control_->leave();
   control_.reset();
   if (hub_) {
-    const Status left = hub_->wait_until_empty(Deadline::after_seconds(kHubLingerSeconds));
+    const Status left =
+        hub_->wait_until_empty(Deadline::after_seconds(options_.hub_linger_seconds));
     if (!left.is_ok()) log_warning("the hub ends before all ranks have left: ", left.message());
   }
 }
@@ -405,56 +433,84 @@ Status ParameterServerImpl::load_metas(const std::string& json) {
   return Status();
 }
 
-Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::string& name,
-                                                                     const UpdateOptions& options) {
-  const std::lock_guard lock(operation_);
-  const Deadline deadline = Deadline::after_seconds(options.timeout_seconds);
+// Whether this rank can take part in an update of `name` at all.
+Status ParameterServerImpl::check_update(const std::string& name) const {
   if (!name_in_update().empty()) {
     return failed_precondition(
-               concat("an update of ", quoted(name_in_update()), " is prepared already"))
-        .on_rank(rank());
+        concat("an update of ", quoted(name_in_update()), " is prepared already"));
   }
   if (!catalog_ || catalog_->metas().checkpoint_name != name) {
     return failed_precondition(
-               concat("checkpoint ", quoted(name), " is not the gathered one (",
-                      catalog_ ? quoted(catalog_->metas().checkpoint_name) : std::string("none"),
-                      "); call gather_metas(", quoted(name), ") on all ranks first"))
-        .on_rank(rank());
+        concat("checkpoint ", quoted(name), " is not the gathered one (",
+               catalog_ ? quoted(catalog_->metas().checkpoint_name) : std::string("none"),
+               "); call gather_metas(", quoted(name), ") on all ranks first"));
   }
   if (!gathered_here_) {
     return unsupported(
-               "metas of another job can be exported and loaded, but not yet be updated from")
-        .on_rank(rank());
+        "the metas were loaded: updates out of another job's memory are not built yet");
   }
+  return Status();
+}
+
+Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::string& name,
+                                                                     const UpdateOptions& options) {
+  const std::lock_guard lock(operation_);
+  // Ranks that were given different recipients cannot even tell each other.
   CKPT_ASSIGN_OR_RETURN(std::vector<int> recipients,
                         checked_recipients(options.recipients, world_size()));
   const bool everybody = recipients.size() == static_cast<std::size_t>(world_size());
-  const bool vote = options.all_ranks_call && !everybody;
-
   auto update = std::make_unique<OwnUpdate>();
+  update->server = this;
   update->checkpoint_name = std::make_shared<const std::string>(name);
-  update->all_ranks_vote = vote;
-  update->deadline = deadline;
+  update->all_ranks_vote = options.all_ranks_call && !everybody;
+  update->deadline = Deadline::after_seconds(options.timeout_seconds);
+
+  Status status = check_update(name);
   if (std::binary_search(recipients.begin(), recipients.end(), rank())) {
-    auto session = prepare_session(name, std::move(recipients), options, deadline);
-    if (!session) {
-      // Those that wait for the end must hear of it.
-      const Status status = session.status().on_rank(rank());
-      return vote ? vote_of_all(status, deadline) : status;
+    auto instances = engine_instances(recipients, options.instance_size);
+    if (status.is_ok()) status = instances.status();
+    if (status.is_ok()) {
+      auto session = prepare_session(name, std::move(*instances), options, update->deadline);
+      status = session.status();
+      if (session.is_ok()) update->session = std::move(*session);
+    } else {
+      status = refuse_update(recipients, status, update->deadline);
     }
-    update->session = std::move(*session);
+  }
+  if (!status.is_ok()) {
+    update->over = true;
+    status = status.on_rank(rank());
+    // Those that wait for the end must hear of it.
+    return update->all_ranks_vote ? vote_of_all(status, update->deadline) : status;
   }
   in_update_ = update->checkpoint_name;
   return std::unique_ptr<PreparedUpdate>(std::move(update));
 }
 
+// This rank cannot take part: the others, which have begun, end with its reason instead of waiting
+// for it.
+Status ParameterServerImpl::refuse_update(const std::vector<int>& recipients, const Status& why,
+                                          Deadline deadline) {
+  const auto epoch =
+      control_->begin_update(update_tag(recipients), recipients,
+                             deadline.earlier(Deadline::after_seconds(kRefusalSeconds)));
+  if (!epoch) return why;  // nobody else has begun
+  const auto ended = std::make_shared<AbortSignal>();
+  control_->watch(*epoch, ended);
+  control_->abort(*epoch, why.on_rank(rank()));
+  const auto heard = wait_readable(ended->fd(), Deadline::after_seconds(kRefusalSeconds));
+  control_->end_update(*epoch);
+  return heard.is_ok() && *heard ? ended->cause() : why;
+}
+
 Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
-    const std::string& name, std::vector<int> recipients, const UpdateOptions& options,
+    const std::string& name, std::vector<std::vector<int>> instances, const UpdateOptions& options,
     Deadline deadline) {
-  std::string tag = "update";
-  for (const int recipient : recipients) tag += concat(' ', recipient);
+  std::vector<int> recipients;
+  for (const auto& instance : instances)
+    recipients.insert(recipients.end(), instance.begin(), instance.end());
   CKPT_ASSIGN_OR_RETURN(const std::uint64_t epoch,
-                        control_->begin_update(tag, recipients, deadline));
+                        control_->begin_update(update_tag(recipients), recipients, deadline));
   const auto abort = std::make_shared<AbortSignal>();
   control_->watch(epoch, abort);
   const auto notes = std::make_shared<NoteBox>();
@@ -480,14 +536,16 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   memory_,
                   memory_fraction_,
                   options.verify,
+                  static_cast<std::uint32_t>(instances.front().size()),
                   deadline,
                   abort};
-  return UpdateSession::prepare(std::move(setup), name, std::move(recipients), options,
+  return UpdateSession::prepare(std::move(setup), name, std::move(instances), options,
                                 options_.secret, notes, cached_plan_);
 }
 
 Status ParameterServerImpl::vote_of_all(const Status& mine, Deadline deadline) {
-  return control_->vote("update-end", all_ranks(world_size()), mine, deadline);
+  return control_->vote("update-end", all_ranks(world_size()), mine,
+                        Deadline::at(deadline.when() + kOutcomePatience));
 }
 
 std::string ParameterServerImpl::name_in_update() const {
@@ -498,32 +556,48 @@ std::string ParameterServerImpl::name_in_update() const {
 Result<UpdateReport> ParameterServerImpl::commit(std::unique_ptr<PreparedUpdate> prepared,
                                                  const EngineCall& call) {
   const std::lock_guard lock(operation_);
-  auto& update = static_cast<OwnUpdate&>(*prepared);
+  auto* update = dynamic_cast<OwnUpdate*>(prepared.get());
+  if (update == nullptr || update->server != this) {
+    return invalid_argument("commit needs an update that this server has prepared").on_rank(rank());
+  }
+  update->over = true;
   Result<UpdateReport> result = UpdateReport();
-  if (update.session) {
-    result = update.session->commit(call);
-    update.session.reset();
+  if (update->session) {
+    result = update->session->commit(call);
+    update->session.reset();
   } else {
     result->rank = rank();
-    result->checkpoint_name = *update.checkpoint_name;
+    result->checkpoint_name = *update->checkpoint_name;
   }
-  if (update.all_ranks_vote) {
-    if (const Status status = vote_of_all(result.status(), update.deadline);
-        !status.is_ok() && result.is_ok()) {
-      return status;
-    }
+  if (update->all_ranks_vote) {
+    const Status outcome = vote_of_all(result.status(), update->deadline);
+    if (result.is_ok() && !outcome.is_ok()) return outcome;
   }
   return result;
 }
 
-void ParameterServerImpl::abort(std::unique_ptr<PreparedUpdate> prepared, const Status& cause) {
-  const std::lock_guard lock(operation_);
-  auto& update = static_cast<OwnUpdate&>(*prepared);
+void ParameterServerImpl::give_up(OwnUpdate& update, const Status& cause) {
+  if (std::exchange(update.over, true)) return;
   const Status status = cause.on_rank(rank());
   if (update.session) update.session->abort(status);
   update.session.reset();
   // The outcome is the caller's own cause; what others say of it changes nothing.
   if (update.all_ranks_vote) static_cast<void>(vote_of_all(status, update.deadline));
+}
+
+void ParameterServerImpl::abort(std::unique_ptr<PreparedUpdate> prepared, const Status& cause) {
+  const std::lock_guard lock(operation_);
+  auto* update = dynamic_cast<OwnUpdate*>(prepared.get());
+  if (update != nullptr && update->server == this) give_up(*update, cause);
+}
+
+void ParameterServerImpl::drop(OwnUpdate& update) {
+  const std::lock_guard lock(operation_);
+  give_up(update, aborted("the prepared update was given up"));
+}
+
+OwnUpdate::~OwnUpdate() {
+  if (!over && server != nullptr) server->drop(*this);
 }
 
 Status ParameterServerImpl::barrier(double timeout_seconds) {

@@ -100,6 +100,7 @@ Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
   mine.catalog_fingerprint = catalog_fingerprint(*setup_.catalog);
   mine.verify = setup_.verify;
   mine.sharing = setup_.memory.sharing;
+  mine.instance_size = setup_.instance_size;
   CKPT_ASSIGN_OR_RETURN(
       const auto gathered,
       setup_.control.all_gather(tag("offer"), recipients_, encode(mine), setup_.deadline,
@@ -123,6 +124,7 @@ Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
     if (offer.chunk_bytes != mine.chunk_bytes) return differs("chunk sizes");
     if (offer.verify != mine.verify) return differs("choices of verification");
     if (offer.sharing != mine.sharing) return differs("collectives");
+    if (offer.instance_size != mine.instance_size) return differs("instance sizes");
     ++sharers[concat(offer.host_id, '\0', offer.device_uuid)];
     offers_.push_back(std::move(offer));
   }
@@ -354,9 +356,12 @@ Status Pass::start_lanes() {
   // Everybody can hear signals and has opened everything before anybody's first chunk is done.
   CKPT_RETURN_IF_ERROR(setup_.control.barrier(tag("opened"), recipients_, setup_.deadline,
                                               setup_.abort.get(), setup_.epoch));
+  // A lane that waits for a worker would otherwise be the first to miss the deadline, and hide who
+  // really did.
+  const Deadline late = Deadline::at(setup_.deadline.when() + std::chrono::seconds(1));
   const auto start = [&](const char* name, auto& lane) {
     run_lane(
-        name, [this, &lane] { return lane.run(setup_.deadline, *setup_.abort); },
+        name, [this, &lane, late] { return lane.run(late, *setup_.abort); },
         [&lane] { return lane.bytes(); });
   };
   if (fill_) start("fill", *fill_);
@@ -382,6 +387,17 @@ std::vector<WorkerAddress> Pass::worker_addresses(
     }
   }
   return addresses;
+}
+
+// A worker that has loaded a bucket has opened the ring: when all of the host have, the names can
+// go, so that a job that is killed from now on leaves nothing behind.
+void Pass::close_when_open_everywhere() {
+  if (closed_to_others_) return;
+  closed_to_others_ =
+      std::all_of(local_recipients_.begin(), local_recipients_.end(), [&](int rank) {
+        return buffers_->progress().value(buffers_->layout().acknowledged(rank)) > 0;
+      });
+  if (closed_to_others_) buffers_->close_to_others();
 }
 
 Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbacks& callbacks,
@@ -415,10 +431,10 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
                          std::move(stream),
                          callbacks.first_bucket,
                          nullptr};
-  if (callbacks.progress) {
-    context.progress_report = [&callbacks, total = setup_.catalog->total_bytes()](
-                                  std::uint64_t loaded) { callbacks.progress(loaded, total); };
-  }
+  context.progress_report = [&, total = setup_.catalog->total_bytes()](std::uint64_t loaded) {
+    close_when_open_everywhere();
+    if (callbacks.progress) callbacks.progress(loaded, total);
+  };
   DeliverLane deliver(std::move(context));
   Status delivered = stage("deliver", setup_.catalog->total_bytes(),
                            [&] { return deliver.run(setup_.deadline, *setup_.abort); });

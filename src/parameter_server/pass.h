@@ -75,6 +75,7 @@ class Pass {
   void run_lane(const char* name, std::function<Status()> body,
                 std::function<std::uint64_t()> bytes);
   void join_lanes();
+  void close_when_open_everywhere();
   std::string tag(const char* step) const;
   std::size_t index_of(int recipient) const;
 
@@ -90,6 +91,8 @@ class Pass {
   std::unique_ptr<MemoryRegion> ring_region_;  // or of the staging that other hosts read
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, RemoteMemory> pools_, rings_;
+
+  bool closed_to_others_ = false;
 
   std::unique_ptr<FillLane> fill_;
   std::unique_ptr<Spread> cross_;

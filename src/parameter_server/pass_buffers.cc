@@ -13,7 +13,7 @@ std::string shared_memory_prefix(const std::string& job, const std::string& host
   for (const char c : concat(job, '\0', host_id)) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   }
-  return concat("checkpoint-engine-", hash, "-");
+  return concat(kSharedMemoryPrefix, hash, "-");
 }
 
 Result<PassBuffers> PassBuffers::allocate(const PassSetup& setup, const Plan& plan,

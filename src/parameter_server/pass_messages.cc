@@ -59,7 +59,7 @@ std::vector<std::byte> encode(const PassOffer& offer) {
   builder.Finish(fb::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
                                  uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
                                  offer.chunk_bytes, offer.catalog_fingerprint, offer.verify,
-                                 static_cast<std::uint8_t>(offer.sharing)));
+                                 static_cast<std::uint8_t>(offer.sharing), offer.instance_size));
   return finished(builder);
 }
 
@@ -89,7 +89,8 @@ Result<PassOffer> decode_pass_offer(std::span<const std::byte> bytes) {
                    table->chunk_bytes(),
                    table->catalog_fingerprint(),
                    table->verify(),
-                   static_cast<RingSharing>(table->ring_sharing())};
+                   static_cast<RingSharing>(table->ring_sharing()),
+                   table->instance_size()};
 }
 
 Result<PassReady> decode_pass_ready(std::span<const std::byte> bytes) {

@@ -28,6 +28,7 @@ struct PassOffer {
   std::uint64_t catalog_fingerprint = 0;
   bool verify = true;
   RingSharing sharing = RingSharing::kPerHost;
+  std::uint32_t instance_size = 0;
 };
 
 /// Second gather: what a rank has allocated and where it waits for its worker.

@@ -35,9 +35,13 @@ struct PassSetup {
   MemoryRequest memory;  ///< its `sharing` decides who has a ring
   double memory_fraction;
   bool verify;
+  std::uint32_t instance_size;
   Deadline deadline;
   std::shared_ptr<AbortSignal> abort;  ///< watches `epoch`
 };
+
+/// What every name of ours in /dev/shm begins with.
+inline constexpr const char* kSharedMemoryPrefix = "checkpoint-engine-";
 
 /// What all names in /dev/shm of this job on this host begin with (two hosts of PS_HOST_ID are
 /// two).

@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "base/strings.h"
-#include "parameter_server/engine_instances.h"
 
 namespace ckpt {
 namespace {
@@ -19,6 +18,13 @@ constexpr std::chrono::seconds kConnectPatience{2};
 // How long a rank that has failed waits for the hub to say what the first cause was.
 constexpr double kCausePatienceSeconds = 2;
 
+std::vector<int> flattened(const std::vector<std::vector<int>>& instances) {
+  std::vector<int> ranks;
+  for (const auto& instance : instances)
+    ranks.insert(ranks.end(), instance.begin(), instance.end());
+  return ranks;
+}
+
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -26,22 +32,22 @@ double seconds_since(Clock::time_point begin) {
 }  // namespace
 
 UpdateSession::UpdateSession(PassSetup setup, std::string checkpoint_name,
-                             std::vector<int> recipients, UpdateOptions options,
+                             std::vector<std::vector<int>> instances, UpdateOptions options,
                              std::shared_ptr<NoteBox> notes,
                              std::shared_ptr<const CachedPlan>& cached_plan)
     : setup_(std::move(setup)),
       checkpoint_name_(std::move(checkpoint_name)),
-      recipients_(std::move(recipients)),
+      instances_(std::move(instances)),
+      recipients_(flattened(instances_)),
       options_(std::move(options)),
       notes_(std::move(notes)),
       cached_plan_(cached_plan),
       begin_(Clock::now()) {}
 
 Result<std::unique_ptr<UpdateSession>> UpdateSession::prepare(
-    PassSetup setup, std::string checkpoint_name, std::vector<int> recipients,
+    PassSetup setup, std::string checkpoint_name, std::vector<std::vector<int>> instances,
     UpdateOptions options, std::string secret, std::shared_ptr<NoteBox> notes,
     std::shared_ptr<const CachedPlan>& cached_plan) {
-  CKPT_ASSIGN_OR_RETURN(auto instances, engine_instances(recipients, options.instance_size));
   ChannelOptions channel;
   channel.job = setup.job;
   channel.rank = setup.rank;
@@ -51,9 +57,8 @@ Result<std::unique_ptr<UpdateSession>> UpdateSession::prepare(
   channel.total_tensors = setup.catalog->tensors().size();
   channel.total_bytes = setup.catalog->total_bytes();
   std::unique_ptr<UpdateSession> session(
-      new UpdateSession(std::move(setup), std::move(checkpoint_name), std::move(recipients),
+      new UpdateSession(std::move(setup), std::move(checkpoint_name), std::move(instances),
                         std::move(options), std::move(notes), cached_plan));
-  session->instances_ = std::move(instances);
   const auto prepare = [&]() -> Status {
     CKPT_ASSIGN_OR_RETURN(session->channel_, WorkerChannel::bind(std::move(channel)));
     session->setup_.control.publish_channel(session->setup_.epoch, session->channel_->address());

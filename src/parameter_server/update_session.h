@@ -22,10 +22,10 @@ namespace ckpt {
 /// Used by one thread.
 class UpdateSession {
  public:
-  /// Collective over `recipients`: everything up to and including the first pass's prepare.
-  /// `cached_plan` outlives it.
+  /// Collective over the recipients, given by instance: everything up to and including the first
+  /// pass's prepare. `cached_plan` outlives it.
   static Result<std::unique_ptr<UpdateSession>> prepare(
-      PassSetup setup, std::string checkpoint_name, std::vector<int> recipients,
+      PassSetup setup, std::string checkpoint_name, std::vector<std::vector<int>> instances,
       UpdateOptions options, std::string secret, std::shared_ptr<NoteBox> notes,
       std::shared_ptr<const CachedPlan>& cached_plan);
   /// Ends the update as failed unless commit() has returned.
@@ -37,9 +37,9 @@ class UpdateSession {
   void abort(const Status& cause);
 
  private:
-  UpdateSession(PassSetup setup, std::string checkpoint_name, std::vector<int> recipients,
-                UpdateOptions options, std::shared_ptr<NoteBox> notes,
-                std::shared_ptr<const CachedPlan>& cached_plan);
+  UpdateSession(PassSetup setup, std::string checkpoint_name,
+                std::vector<std::vector<int>> instances, UpdateOptions options,
+                std::shared_ptr<NoteBox> notes, std::shared_ptr<const CachedPlan>& cached_plan);
 
   Status run_passes(const EngineCall& call, UpdateReport& report);
   Status run_pass(UpdateReport& report);
@@ -54,11 +54,11 @@ class UpdateSession {
 
   PassSetup setup_;
   const std::string checkpoint_name_;
+  const std::vector<std::vector<int>> instances_;
   const std::vector<int> recipients_;
   const UpdateOptions options_;
   const std::shared_ptr<NoteBox> notes_;
   std::shared_ptr<const CachedPlan>& cached_plan_;
-  std::vector<std::vector<int>> instances_;
   std::unique_ptr<WorkerChannel> channel_;
   std::unique_ptr<Pass> pass_;
   std::uint32_t pass_number_ = 0;

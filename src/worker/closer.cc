@@ -158,8 +158,9 @@ Status wait_for_rings(std::string_view job, int rank, Deadline deadline, AbortSi
                                   "its engine, or restart it"));
 }
 
-Status wait_for_closers(Deadline deadline) {
-  const bool gone = Closers::instance().wait(deadline, nullptr, [](const auto&) { return true; });
+Status wait_for_closers(std::string_view job, Deadline deadline) {
+  const bool gone = Closers::instance().wait(
+      deadline, nullptr, [&](const auto& running) { return job.empty() || running.job == job; });
   if (gone) return Status::ok();
   return deadline_exceeded("a worker has not left an aborted update yet");
 }

@@ -28,8 +28,8 @@ void hand_to_closer(ClosingChannel channel);
 /// Waits until no closer holds a ring of this rank: before its next ring is allocated. Any thread.
 Status wait_for_rings(std::string_view job, int rank, Deadline deadline, AbortSignal& abort);
 
-/// Waits for all closers of this process: a process that ends before them leaves workers waiting.
-/// Any thread.
-Status wait_for_closers(Deadline deadline);
+/// Waits for all closers of `job` in this process (empty: of all jobs): a process that ends before
+/// them leaves workers waiting. Any thread.
+Status wait_for_closers(std::string_view job, Deadline deadline);
 
 }  // namespace ckpt

@@ -8,6 +8,6 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const int failed = RUN_ALL_TESTS();
   // A closer that does not end is a hang of its own.
-  const bool closed = ckpt::wait_for_closers(ckpt::test::soon()).is_ok();
+  const bool closed = ckpt::wait_for_closers("", ckpt::test::soon()).is_ok();
   return failed != 0 ? failed : (closed ? 0 : 1);
 }

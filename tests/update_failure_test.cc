@@ -151,7 +151,7 @@ TEST_P(UpdateFailure, OneRankIsGivenOtherOptions) {
 
 // Whatever goes wrong on one rank before the update has begun must not cost the others their whole
 // deadline.
-TEST_F(UpdateFailure, OneRankHasNotGathered) {
+TEST_P(UpdateFailure, OneRankHasNotGathered) {
   auto engines = two_engines();
   const auto begin = Clock::now();
   const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
@@ -165,7 +165,7 @@ TEST_F(UpdateFailure, OneRankHasNotGathered) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, OneRankHasAnotherInstanceSize) {
+TEST_P(UpdateFailure, OneRankHasAnotherInstanceSize) {
   auto engines = two_engines();
   for (const int wrong : {3, 4}) {
     const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
@@ -178,7 +178,7 @@ TEST_F(UpdateFailure, OneRankHasAnotherInstanceSize) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, APreparedUpdateIsDropped) {
+TEST_P(UpdateFailure, APreparedUpdateIsDropped) {
   struct Case {
     std::vector<int> recipients;
     int dropper;
@@ -207,7 +207,7 @@ TEST_F(UpdateFailure, APreparedUpdateIsDropped) {
   expect_next_update_works();
 }
 
-TEST_F(UpdateFailure, ACancelledCallMayAskItsContext) {
+TEST_P(UpdateFailure, ACancelledCallMayAskItsContext) {
   std::atomic<bool> asked{false};
   const auto statuses = job_.update(
       "c", [&](const std::vector<WorkerAddress>&, EngineCallContext& context) -> Status {

@@ -109,7 +109,7 @@ void add_update(CLI::App& app, UpdateCommand& o) {
   app.add_option("--save-metas-file", o.save_metas_file,
                  "where rank 0 writes the metas, for other jobs to read this one's memory");
   app.add_option("--load-metas-file", o.load_metas_file,
-                 "metas of another job: update the first instance out of its memory");
+                 "metas of another job (refused in this release: its memory is not read yet)");
   app.add_option("--sleep-time", o.sleep_seconds,
                  "seconds to go on serving the checkpoint to other jobs afterwards")
       ->check(CLI::NonNegativeNumber);

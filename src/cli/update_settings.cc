@@ -80,8 +80,11 @@ Status check_command(const UpdateCommand& command) {
         "give either --checkpoint-path (what to register) or --load-metas-file (whose owners to "
         "read)");
   }
-  if (!command.save_metas_file.empty() && !command.load_metas_file.empty()) {
-    return invalid_argument("--save-metas-file needs a checkpoint of this job's own");
+  if (!command.load_metas_file.empty()) {
+    return unsupported(
+        "--load-metas-file: filling instances out of another job's memory is not built yet; "
+        "register "
+        "the checkpoint with --checkpoint-path");
   }
   if (command.nproc > 0 && (!command.rendezvous.empty() || command.external_hub)) {
     return invalid_argument("--nproc launches a job with a hub of its own; leave --rendezvous out");

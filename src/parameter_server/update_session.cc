@@ -90,7 +90,11 @@ Status UpdateSession::fail(const Status& status) {
   const Status cause = setup_.abort->cause();
   std::shared_ptr<void> ring;
   if (pass_) ring = pass_->keep_alive();
-  if (channel_) WorkerChannel::abort(std::move(channel_), cause, setup_.deadline, std::move(ring));
+  // Before an engine was called, nobody can be on the way to the channel.
+  if (channel_ && engine_call_) {
+    WorkerChannel::abort(std::move(channel_), cause, setup_.deadline, std::move(ring));
+  }
+  channel_.reset();
   pass_.reset();
   engine_call_.reset();
   setup_.control.withdraw_channel(setup_.epoch);

@@ -35,7 +35,7 @@ struct PlanOptions {
   std::uint64_t chunk_bytes = 32ull << 20;  ///< C: unit of copying on one host
   /// Unit of spreading between hosts, at most C: small, since a chain of hosts waits for one of
   /// them per hop.
-  std::uint64_t cross_chunk_bytes = 4ull << 20;
+  std::uint64_t cross_chunk_bytes = 1ull << 20;
   int staging_chunks = 4;  ///< S; 0: none, else at least 2. Only for kPerRank
   bool serial = false;     ///< one bucket at a time, B = R: the fallback for little memory
   RingSharing sharing = RingSharing::kPerHost;
@@ -144,7 +144,7 @@ struct MemoryRequest {
   std::uint64_t bucket_bytes =
       0;  ///< --bucket-size; gives R = 2 B unless ring_bytes is set; default R / 2
   std::uint64_t chunk_bytes = 32ull << 20;  ///< at most; less where buckets are small
-  std::uint64_t cross_chunk_bytes = 4ull << 20;
+  std::uint64_t cross_chunk_bytes = 1ull << 20;
   int staging_chunks = 4;
   RingSharing sharing = RingSharing::kPerHost;
 };

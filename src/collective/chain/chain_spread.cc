@@ -8,9 +8,12 @@
 namespace ckpt {
 namespace {
 
-// Reads in flight. Two would hide the turn-around of a read; more smooth out owners of different
-// speed.
-constexpr std::size_t kWindow = 4;
+// Reads in flight. Two hide the turn-around of a read, the third a thread that is late. Each more
+// puts off everything behind it: reads of one peer share its connection, with its signals.
+constexpr std::size_t kWindow = 3;
+// How far ahead of the first chunk that has not arrived a read may be started, so that the link has
+// work while that chunk is not there yet at the stop before.
+constexpr std::size_t kReach = 32;
 
 std::vector<int> upstreams_of(const Schedule& schedule) {
   std::set<int> ranks;
@@ -172,6 +175,7 @@ Status ChainSpread::start(std::size_t sequence, Deadline deadline) {
     CKPT_RETURN_IF_ERROR(
         append_reads(source, from, range.bytes, to, reads).with_context(describe(incoming)));
   }
+  states_[sequence] = ChunkState::kInFlight;
   in_flight_.push_back({sequence, context_.transport.read(*source.peer, reads, deadline)});
   return Status();
 }
@@ -179,10 +183,20 @@ Status ChainSpread::start(std::size_t sequence, Deadline deadline) {
 Status ChainSpread::finish_oldest(Deadline deadline, AbortSignal& abort) {
   const InFlight oldest = std::move(in_flight_.front());
   in_flight_.pop_front();
-  const IncomingChunk& incoming = context_.schedule.receive[oldest.sequence];
-  CKPT_RETURN_IF_ERROR(oldest.read->wait(deadline, &abort).with_context(describe(incoming)));
+  CKPT_RETURN_IF_ERROR(oldest.read->wait(deadline, &abort)
+                           .with_context(describe(context_.schedule.receive[oldest.sequence])));
   bytes_.fetch_add(oldest.read->bytes(), std::memory_order_relaxed);
-  const std::uint64_t received = oldest.sequence + 1;
+  states_[oldest.sequence] = ChunkState::kArrived;
+  // Others count on the order of the stream: nothing is reported before what comes before it.
+  while (arrived_ < states_.size() && states_[arrived_] == ChunkState::kArrived) {
+    CKPT_RETURN_IF_ERROR(report(context_.schedule.receive[arrived_++]));
+  }
+  return Status();
+}
+
+/// `incoming` is the last of the chunks that have arrived, all those before it included.
+Status ChainSpread::report(const IncomingChunk& incoming) {
+  const std::uint64_t received = arrived_;
   context_.progress.publish(context_.layout.stream(context_.rank, StreamKind::kReceive), received);
 
   const auto tell = [&](int rank, ChainSignal::Kind kind, std::uint64_t value) -> Status {
@@ -202,18 +216,29 @@ Status ChainSpread::finish_oldest(Deadline deadline, AbortSignal& abort) {
   return Status();
 }
 
+/// The first chunk within reach that can be read now; the end of the stream where there is none.
+std::size_t ChainSpread::find_startable() const {
+  const std::vector<IncomingChunk>& stream = context_.schedule.receive;
+  const std::size_t end = std::min(stream.size(), arrived_ + kReach);
+  for (std::size_t i = arrived_; i < end; ++i) {
+    if (states_[i] == ChunkState::kWaiting && can_start(i)) return i;
+  }
+  return stream.size();
+}
+
 Status ChainSpread::run(Deadline deadline, AbortSignal& abort) {
   const std::vector<IncomingChunk>& stream = context_.schedule.receive;
+  states_.assign(stream.size(), ChunkState::kWaiting);
   const auto work = [&]() -> Status {
-    std::size_t next = 0;
-    while (next < stream.size() || !in_flight_.empty()) {
-      const bool startable = next < stream.size() && in_flight_.size() < kWindow && can_start(next);
-      if (!startable && !in_flight_.empty()) {
+    while (arrived_ < stream.size()) {
+      const std::size_t next = in_flight_.size() < kWindow ? find_startable() : stream.size();
+      if (next < stream.size()) {
+        CKPT_RETURN_IF_ERROR(start(next, deadline));
+      } else if (!in_flight_.empty()) {
         CKPT_RETURN_IF_ERROR(finish_oldest(deadline, abort));
-        continue;
+      } else {
+        CKPT_RETURN_IF_ERROR(wait_until_startable(arrived_, deadline, abort));
       }
-      if (!startable) CKPT_RETURN_IF_ERROR(wait_until_startable(next, deadline, abort));
-      CKPT_RETURN_IF_ERROR(start(next++, deadline));
     }
     return Status();
   };

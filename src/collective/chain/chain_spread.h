@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -74,6 +75,7 @@ class ChainSpread : public Spread {
   std::uint64_t bytes() const override { return bytes_.load(std::memory_order_relaxed); }
 
  private:
+  enum class ChunkState : std::uint8_t { kWaiting, kInFlight, kArrived };
   struct InFlight {
     std::size_t sequence;
     std::unique_ptr<Read> read;
@@ -86,7 +88,9 @@ class ChainSpread : public Spread {
   bool can_start(std::size_t sequence) const;
   Status wait_until_startable(std::size_t sequence, Deadline deadline, AbortSignal& abort) const;
   Status start(std::size_t sequence, Deadline deadline);
+  std::size_t find_startable() const;
   Status finish_oldest(Deadline deadline, AbortSignal& abort);
+  Status report(const IncomingChunk& incoming);
   Progress::Slot upstream_slot(int rank) const;
   std::string describe(const IncomingChunk& incoming) const;
 
@@ -97,7 +101,9 @@ class ChainSpread : public Spread {
   // For each chunk of the receive stream: how many of it and those before it go to its next stop.
   std::vector<std::uint64_t> forwarded_with_;
   std::map<int, std::uint64_t> taken_;  // chunks that we have taken from each upstream's ring
-  std::deque<InFlight> in_flight_;
+  std::vector<ChunkState> states_;      // of each chunk of the receive stream
+  std::size_t arrived_ = 0;             // chunks from the beginning of the stream
+  std::deque<InFlight> in_flight_;      // in the order of their starts
   std::atomic<std::uint64_t> bytes_{0};
 };
 

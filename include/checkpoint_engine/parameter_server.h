@@ -49,7 +49,6 @@ struct ParameterServerOptions {
   std::uint64_t chunk_bytes = 0;   ///< 0: 32 MiB on cuda, 8 MiB on host
   double memory_fraction = 0;      ///< 0: PS_MEM_FRACTION, else 0.9
   int load_threads = 0;  ///< for registration; 0: the processors of this host divided by its ranks
-  bool keep_buffers = false;  ///< ring and staging stay between updates
 };
 
 /// A tensor in the caller's memory; copied during register_checkpoint.

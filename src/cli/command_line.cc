@@ -96,7 +96,6 @@ void add_update_transfer(CLI::App& app, UpdateCommand& o) {
            4096);
   add_size(app, "--chunk-size", o.chunk_bytes,
            "unit of copying (default 32MiB on cuda, 8MiB on host)", 4096);
-  app.add_flag("--keep-buffers", o.keep_buffers, "keep the ring between the updates of a job");
   app.add_flag("--verify,!--no-verify", o.verify,
                "workers check every tensor's digest (on by default)");
   app.add_option("--custom-dist", o.custom_dist, "accepted, without effect");

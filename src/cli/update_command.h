@@ -34,7 +34,6 @@ struct UpdateCommand {
   std::uint64_t ring_bytes = 0;
   std::uint64_t bucket_bytes = 0;
   std::uint64_t chunk_bytes = 0;
-  bool keep_buffers = false;
   double timeout_seconds = 300;
   bool verify = true;
 

@@ -118,7 +118,6 @@ Result<ParameterServerOptions> server_options(const UpdateCommand& command) {
   options.ring_bytes = command.ring_bytes;
   options.bucket_bytes = command.bucket_bytes;
   options.chunk_bytes = command.chunk_bytes;
-  options.keep_buffers = command.keep_buffers;
   return options;
 }
 

@@ -60,10 +60,11 @@ Status FakeNetwork::wait_until_willing(std::unique_lock<std::mutex>& lock, Node&
   const Deadline until =
       node.delay.count() > 0 ? deadline.earlier(Deadline::after(node.delay)) : deadline;
   const bool delayed = node.delay.count() > 0;
-  changed_.wait_until(lock, until.when(),
-                      [&] { return abort.raised() || node.dead || (!node.stopped && !delayed); });
+  changed_.wait_until(lock, until.when(), [&] {
+    return (abort.raised() && !node.stubborn) || node.dead || (!node.stopped && !delayed);
+  });
   if (node.dead) return peer_lost(concat("lost ", remote.label, ": it died"));
-  if (abort.raised()) return abort.cause();
+  if (abort.raised() && !node.stubborn) return abort.cause();
   if (node.stopped || deadline.expired()) {
     return deadline_exceeded(concat("read from ", remote.label, " was not done in time"));
   }
@@ -178,6 +179,12 @@ void FakeNetwork::resume(const Transport& owner) {
 void FakeNetwork::delay(const Transport& owner, std::chrono::milliseconds by) {
   const std::lock_guard lock(mutex_);
   node_of(owner).delay = by;
+}
+
+void FakeNetwork::delay_stubbornly(const Transport& owner, std::chrono::milliseconds by) {
+  const std::lock_guard lock(mutex_);
+  node_of(owner).delay = by;
+  node_of(owner).stubborn = true;
 }
 
 void FakeNetwork::corrupt_next_read(const Transport& owner) {

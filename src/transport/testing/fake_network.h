@@ -27,6 +27,8 @@ class FakeNetwork {
   void resume(const Transport& owner);
   /// Every read takes this much longer.
   void delay(const Transport& owner, std::chrono::milliseconds by);
+  /// The same, and no abort is noticed meanwhile: the bytes arrive.
+  void delay_stubbornly(const Transport& owner, std::chrono::milliseconds by);
   /// The next read arrives with one bit changed.
   void corrupt_next_read(const Transport& owner);
   /// The next `count` signals vanish.
@@ -43,7 +45,7 @@ class FakeNetwork {
     std::uint64_t epoch = 0;
     std::weak_ptr<CallbackTransport> transport;
     std::map<std::uint64_t, Region> regions;
-    bool dead = false, stopped = false, corrupt = false;
+    bool dead = false, stopped = false, corrupt = false, stubborn = false;
     std::chrono::milliseconds delay{0};
     int signals_to_drop = 0;
   };

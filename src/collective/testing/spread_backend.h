@@ -1,0 +1,64 @@
+// The backends of spreading as their contract suite sees them: how the ranks of a pass get their
+// devices, transports and lanes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "collective/chain/chain_spread.h"
+#include "collective/peer/peer_spread.h"
+#include "collective/spread.h"
+#include "device/device.h"
+#include "transport/testing/fake_network.h"
+
+namespace ckpt::testing {
+
+/// One rank in one pass: what its lanes are made of. The referred objects outlive the lanes.
+struct RankPass {
+  int rank;
+  std::uint64_t epoch;
+  std::uint32_t pass;
+  Device& device;
+  const Plan& plan;
+  const Schedule& schedule;
+  Progress& progress;  ///< of the rank's host
+  const HostProgressLayout& layout;
+  RingCredits space;
+  PullProgress pulled;
+  std::byte* ring;
+  std::byte* fill_staging;                ///< null without
+  ReceiveTarget received;                 ///< where a transport puts what it reads
+  std::map<StreamKey, Staging> stagings;  ///< of every stream in the pull list
+  Transport* transport;                   ///< null without; so are the next three
+  ChainSignals* signals;
+  std::map<int, RemoteMemory> pools;  ///< of the owners that the rank reads
+  std::map<int, RemoteMemory> rings;  ///< or stagings, of the stops before and behind the rank
+};
+
+using Spreads = std::vector<std::unique_ptr<Spread>>;
+
+struct SpreadBackend {
+  std::string name;
+  RingSharing sharing;
+  std::function<std::shared_ptr<Device>(int rank)> make_device;
+  /// May be empty, for a backend that needs no transport.
+  std::function<std::shared_ptr<Transport>(FakeNetwork&, int rank)> make_transport;
+  /// What its death looks like to the others.
+  std::function<void(FakeNetwork&, Transport&)> kill;
+  /// The lanes of one rank, each to be run on a thread of its own.
+  std::function<Result<Spreads>(RankPass&)> make_spreads;
+  bool on_fake_network;  ///< the verbs of FakeNetwork reach it
+};
+
+/// For the names of tests.
+inline void PrintTo(const SpreadBackend& backend, std::ostream* out) { *out << backend.name; }
+
+/// All that can be tried on this machine.
+std::vector<SpreadBackend> spread_backends();
+
+}  // namespace ckpt::testing

@@ -1,0 +1,347 @@
+#include "collective/testing/spread_job.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "base/strings.h"
+#include "collective/testing/guarded_buffer.h"
+#include "collective/testing/must.h"
+#include "collective/testing/pass_lanes.h"
+
+namespace ckpt::testing {
+namespace {
+
+/// What the ranks of a host share in a pass.
+struct HostBoard {
+  HostProgressLayout layout;
+  Progress progress;
+};
+
+}  // namespace
+
+/// Everything that lives for one pass. Members end in the reverse order: lanes first, then
+/// connections, then what others read, then memory.
+struct SpreadJob::Pass {
+  struct Memory {
+    GuardedBuffer* ring = nullptr;
+    std::unique_ptr<GuardedBuffer> own_ring, fill_staging, receive_staging;
+  };
+
+  std::map<int, HostBoard> boards;                             // by host
+  std::map<int, std::unique_ptr<GuardedBuffer>> shared_rings;  // by host
+  std::map<int, Memory> memories;                              // by recipient, as all below
+  std::map<int, std::unique_ptr<MemoryRegion>> regions;
+  std::map<int, std::vector<std::byte>> descriptors;
+  std::map<int, std::vector<std::unique_ptr<Peer>>> peers;
+  std::map<int, std::unique_ptr<RankPass>> ranks;
+  std::map<int, Spreads> spreads;
+  std::map<int, AbortSignal> aborts;
+
+  std::vector<GuardedBuffer*> buffers() const {
+    std::vector<GuardedBuffer*> all;
+    for (const auto& [host, ring] : shared_rings) all.push_back(ring.get());
+    for (const auto& [rank, memory] : memories) {
+      for (const auto* buffer : {&memory.own_ring, &memory.fill_staging, &memory.receive_staging}) {
+        if (*buffer) all.push_back(buffer->get());
+      }
+    }
+    return all;
+  }
+
+  /// Lets nobody read any more, then looks for writes.
+  std::string watch(std::chrono::milliseconds time) {
+    for (const auto& [rank, region] : regions) region->close(Deadline::after_seconds(10));
+    const std::vector<GuardedBuffer*> all = buffers();
+    for (GuardedBuffer* buffer : all) buffer->paint_canary();
+    std::this_thread::sleep_for(time);
+    for (GuardedBuffer* buffer : all) {
+      if (!buffer->guards_hold()) return "memory beside a ring or staging was written to";
+      if (!buffer->canary_holds()) return "a ring or staging was written to after the pass";
+    }
+    return "";
+  }
+};
+
+std::string PassOutcome::text() const {
+  std::string text = concat("cause: ", cause.to_string(), stray_write.empty() ? "" : "\n");
+  text += stray_write;
+  for (const LaneOutcome& lane : lanes) {
+    if (lane.status.is_ok()) continue;
+    text += concat("\nrank ", lane.rank, " ", lane.lane, ": ", lane.status.to_string());
+  }
+  return text;
+}
+
+SpreadJob::SpreadJob(const SpreadBackend& backend, Topology topology)
+    : backend_(backend),
+      topology_([&] {
+        topology.options.sharing = backend.sharing;
+        return std::move(topology);
+      }()),
+      plan_(must(topology_.plan())),
+      owners_(topology_.ranks.size()) {
+  make_contents();
+  for (int rank = 0; rank < static_cast<int>(owners_.size()); ++rank) {
+    schedules_.push_back(make_schedule(plan_, topology_.ranks, rank));
+    if (topology_.ranks[static_cast<std::size_t>(rank)].recipient) recipients_.push_back(rank);
+    make_pool(rank);
+    join_network(rank);
+  }
+}
+
+SpreadJob::~SpreadJob() {
+  for (Owner& owner : owners_) owner.regions.clear();
+}
+
+void SpreadJob::make_contents() {
+  std::mt19937_64 random(plan_.fingerprint());
+  for (const CatalogTensor& tensor : topology_.catalog.tensors()) {
+    std::vector<std::byte>& bytes = contents_.emplace_back(tensor.info->bytes);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  }
+}
+
+void SpreadJob::make_pool(int rank) {
+  Owner& owner = this->owner(rank);
+  owner.device = backend_.make_device(rank);
+  const Catalog& catalog = topology_.catalog;
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> held;  // offset, tensor
+  std::uint64_t bytes = 0;
+  for (std::uint32_t t = 0; t < catalog.tensors().size(); ++t) {
+    for (const Replica& replica : catalog.replicas(catalog.tensors()[t])) {
+      if (replica.rank != rank) continue;
+      held.emplace_back(replica.offset, t);
+      bytes = std::max(bytes, replica.offset + contents_[t].size());
+    }
+  }
+  HostPoolOptions options;
+  options.huge_pages = false;
+  owner.pool = must(HostPool::create(bytes, options));
+  for (const auto& [offset, tensor] : held) {
+    const std::vector<std::byte>& content = contents_[tensor];
+    if (!content.empty()) std::memcpy(owner.pool->pointer(offset), content.data(), content.size());
+  }
+}
+
+void SpreadJob::join_network(int rank) {
+  if (!backend_.make_transport) return;
+  Owner& owner = this->owner(rank);
+  owner.transport = backend_.make_transport(network_, rank);
+  owner.signals = std::make_unique<ChainSignals>(*owner.transport);
+  // In two regions with an awkward border, so that some chunks lie in both.
+  for (const PoolRun& segment : owner.pool->segments()) {
+    const std::uint64_t cut = std::min(segment.bytes, segment.bytes / 3 | 1);
+    for (const auto& [begin, end] : {std::pair(std::uint64_t{0}, cut), {cut, segment.bytes}}) {
+      if (begin == end) continue;
+      owner.regions.push_back(
+          must(owner.transport->register_memory(segment.data + begin, end - begin)));
+      owner.pieces.push_back({segment.offset + begin, end - begin, owner.regions.back()->id()});
+    }
+  }
+  owner.descriptor = must(owner.transport->descriptor());
+}
+
+void SpreadJob::kill(int rank) { backend_.kill(network_, transport(rank)); }
+
+void SpreadJob::restart(int rank) {
+  Owner& owner = this->owner(rank);
+  owner.regions.clear();
+  owner.pieces.clear();
+  owner.signals.reset();
+  owner.transport.reset();
+  join_network(rank);
+}
+
+std::uint64_t SpreadJob::bytes_to_receive(int rank) const {
+  std::uint64_t bytes = 0;
+  for (const IncomingChunk& incoming : schedule(rank).receive) {
+    for (const SourceRange& range : chunk_ranges(plan_, incoming.chunk)) bytes += range.bytes;
+  }
+  return bytes;
+}
+
+Status SpreadJob::prepare(Pass& pass) {
+  std::map<int, std::vector<int>> locals;
+  for (const int rank : recipients_) locals[host_of(rank)].push_back(rank);
+  for (const auto& [host, local] : locals) {
+    HostProgressLayout layout(local, links_of(schedule(local.front())));
+    CKPT_ASSIGN_OR_RETURN(Progress progress, Progress::create_private(layout.slots()));
+    pass.boards.emplace(host, HostBoard{std::move(layout), std::move(progress)});
+  }
+  for (const int rank : recipients_) CKPT_RETURN_IF_ERROR(allocate(pass, rank));
+  // As behind a barrier: everybody hears signals before anybody's first chunk is done.
+  for (const int rank : recipients_) {
+    auto& made = pass.ranks[rank];
+    made = make_rank(pass, rank);
+    if (made->transport != nullptr) CKPT_RETURN_IF_ERROR(connect(pass, *made));
+    CKPT_ASSIGN_OR_RETURN(pass.spreads[rank], backend_.make_spreads(*made));
+    pass.aborts[rank];
+  }
+  return Status();
+}
+
+Status SpreadJob::allocate(Pass& pass, int rank) {
+  const Owner& owner = this->owner(rank);
+  const PlanOptions& sizes = plan_.options;
+  const auto buffer_of = [&](std::uint64_t bytes) {
+    return bytes == 0 ? nullptr : std::make_unique<GuardedBuffer>(*owner.device, bytes);
+  };
+  Pass::Memory& memory = pass.memories[rank];
+  auto& ring = per_rank() ? memory.own_ring : pass.shared_rings[host_of(rank)];
+  if (!ring) ring = buffer_of(sizes.ring_bytes);
+  memory.ring = ring.get();
+  memory.fill_staging = buffer_of(schedule(rank).fill_slots * sizes.chunk_bytes);
+  memory.receive_staging = buffer_of(schedule(rank).receive_slots * sizes.cross_chunk_bytes);
+  if (!owner.transport) return Status();
+  const GuardedBuffer& read = memory.receive_staging ? *memory.receive_staging : *memory.ring;
+  CKPT_ASSIGN_OR_RETURN(pass.regions[rank],
+                        owner.transport->register_memory(read.data(), read.bytes()));
+  CKPT_ASSIGN_OR_RETURN(pass.descriptors[rank], owner.transport->descriptor());
+  return Status();
+}
+
+std::unique_ptr<RankPass> SpreadJob::make_rank(Pass& pass, int rank) {
+  const PlanOptions& sizes = plan_.options;
+  const Owner& owner = this->owner(rank);
+  const Schedule& own = schedule(rank);
+  const Pass::Memory& memory = pass.memories[rank];
+  HostBoard& board = pass.boards.at(host_of(rank));
+  const std::vector<int>& local = board.layout.local_ranks();
+  RingReaders readers{per_rank() ? std::vector<int>{rank} : local, {}};
+  if (!own.pull.empty() && sizes.staging_chunks == 0) readers.pullers = local;
+  ReceiveTarget received;
+  if (memory.receive_staging) {
+    received = {nullptr, memory.receive_staging->data(), sizes.cross_chunk_bytes, own.receive_slots,
+                local};
+  } else {
+    received.ring = memory.ring->data();
+  }
+  std::map<StreamKey, Staging> stagings;
+  for (const StreamKey& key : pulled_streams(own)) {
+    const Pass::Memory& source = pass.memories[key.first];
+    const bool from_network = key.second == StreamKind::kReceive;
+    const auto& staging = from_network ? source.receive_staging : source.fill_staging;
+    const std::uint64_t slot = from_network ? sizes.cross_chunk_bytes : sizes.chunk_bytes;
+    stagings[key] = staging ? Staging{staging->data(), slot, staging->bytes() / slot}
+                            : Staging{source.ring->data(), 0, 0};
+  }
+  return std::unique_ptr<RankPass>(new RankPass{
+      .rank = rank,
+      .epoch = 7,
+      .pass = passes_,
+      .device = *owner.device,
+      .plan = plan_,
+      .schedule = own,
+      .progress = board.progress,
+      .layout = board.layout,
+      .space = RingCredits(plan_, own, board.layout, board.progress, std::move(readers)),
+      .pulled = PullProgress(own, board.progress, board.layout, rank),
+      .ring = memory.ring->data(),
+      .fill_staging = memory.fill_staging ? memory.fill_staging->data() : nullptr,
+      .received = std::move(received),
+      .stagings = std::move(stagings),
+      .transport = owner.transport.get(),
+      .signals = owner.signals.get(),
+      .pools = {},
+      .rings = {}});
+}
+
+Status SpreadJob::connect(Pass& pass, RankPass& rank) {
+  std::set<int> pools, rings;
+  for (const IncomingChunk& incoming : rank.schedule.receive) {
+    (incoming.from_pool ? pools : rings).insert(incoming.source);
+    if (incoming.next_stop >= 0) rings.insert(incoming.next_stop);
+  }
+  const auto open = [&](int other, const std::vector<std::byte>& descriptor) -> Result<Peer*> {
+    ConnectOptions options;
+    options.label = concat("rank ", other);
+    CKPT_ASSIGN_OR_RETURN(
+        auto peer, rank.transport->connect(descriptor, options, Deadline::after_seconds(30)));
+    return pass.peers[rank.rank].emplace_back(std::move(peer)).get();
+  };
+  for (const int other : pools) {
+    const Owner& owner = this->owner(other);
+    RemoteMemory& memory = rank.pools[other];
+    CKPT_ASSIGN_OR_RETURN(memory.peer, open(other, owner.descriptor));
+    memory.pieces = owner.pieces;
+  }
+  for (const int other : rings) {
+    RemoteMemory& memory = rank.rings[other];
+    CKPT_ASSIGN_OR_RETURN(memory.peer, open(other, pass.descriptors[other]));
+    memory.pieces = {{0, pass.regions[other]->bytes(), pass.regions[other]->id()}};
+    memory.slot_bytes = plan_.options.cross_chunk_bytes;
+    memory.slots = schedule(other).receive_slots;
+  }
+  return Status();
+}
+
+PassOutcome SpreadJob::run(const PassOptions& options) {
+  ++passes_;
+  PassOutcome outcome;
+  Pass pass;
+  outcome.cause = prepare(pass);
+  if (!outcome.cause.is_ok()) return outcome;
+  run_lanes(pass, options, outcome);
+  outcome.stray_write = pass.watch(options.watch);
+  return outcome;
+}
+
+void SpreadJob::abort(const Status& cause) { abort_(cause); }
+
+void SpreadJob::run_lanes(Pass& pass, const PassOptions& options, PassOutcome& outcome) {
+  const Deadline deadline = Deadline::after_seconds(options.seconds);
+  std::mutex mutex;  // guards outcome
+  abort_ = [&](const Status& cause) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!outcome.cause.is_ok()) return;
+      outcome.cause = cause;
+      outcome.aborted = std::chrono::steady_clock::now();
+    }
+    for (auto& [rank, signal] : pass.aborts) signal.raise(cause);
+  };
+  std::vector<std::thread> threads;
+  const auto start = [&](int rank, std::string name, std::function<Status()> lane,
+                         std::function<std::uint64_t()> bytes) {
+    threads.emplace_back(
+        [&, rank, name = std::move(name), lane = std::move(lane), bytes = std::move(bytes)] {
+          const Status status = lane();
+          const auto ended = std::chrono::steady_clock::now();
+          if (!status.is_ok() && options.tell_everybody) abort_(status.on_rank(rank));
+          const std::lock_guard lock(mutex);
+          if (!status.is_ok() && outcome.cause.is_ok()) outcome.cause = status.on_rank(rank);
+          outcome.lanes.push_back({rank, name, status, bytes(), ended});
+        });
+  };
+  for (const auto& [rank, of_rank] : pass.ranks) {
+    AbortSignal& signal = pass.aborts[rank];
+    const auto none = [] { return std::uint64_t{0}; };
+    start(
+        rank, "fill",
+        [&, &r = *of_rank] {
+          return run_fill(r, *owner(r.rank).pool, options.fills, deadline, signal);
+        },
+        none);
+    start(
+        rank, "read",
+        [&, &r = *of_rank] {
+          return run_reader(r, topology_.catalog, contents_, options.acknowledges, deadline,
+                            signal);
+        },
+        none);
+    for (const auto& spread : pass.spreads[rank]) {
+      start(
+          rank, std::string(spread->name()),
+          [&, s = spread.get()] { return s->run(deadline, signal); },
+          [s = spread.get()] { return s->bytes(); });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  abort_ = nullptr;
+}
+
+}  // namespace ckpt::testing

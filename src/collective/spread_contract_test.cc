@@ -231,6 +231,21 @@ TEST_P(SpreadContract, AnAbortEndsEveryLaneAndTheNextPassWorks) {
   expect_delivered(job);
 }
 
+TEST_P(SpreadContract, NothingIsMovedAfterAnAbort) {
+  SpreadJob job(GetParam(), even_job(3, 2));
+  PassOptions options;
+  options.aborted_before = aborted("called off");
+  const PassOutcome outcome = job.run(options);
+  EXPECT_EQ(outcome.stray_write, "");
+  for (const LaneOutcome& lane : outcome.lanes) {
+    EXPECT_EQ(lane.bytes, 0u) << "rank " << lane.rank << " " << lane.lane;
+    const bool idle = lane.lane == "chain" && job.schedule(lane.rank).receive.empty();
+    if (lane.spreads() && !idle) {
+      EXPECT_THAT(lane.status.message(), HasSubstr("called off")) << "rank " << lane.rank;
+    }
+  }
+}
+
 TEST_P(SpreadOverDamagedNetwork, NoReadIsLeftBehindByAnAbort) {
   SpreadJob job(GetParam(), even_job(3, 1));
   for (const int rank : {0, 1, 2}) job.network().delay_stubbornly(job.transport(rank), 30ms);

@@ -93,6 +93,7 @@ Status PeerSpread::run(Deadline deadline, AbortSignal& abort) {
       if (!startable) {
         CKPT_RETURN_IF_ERROR(wait_until_startable(list[pulls_[next]], deadline, abort));
       }
+      if (abort.raised()) return abort.cause();
       CKPT_RETURN_IF_ERROR(start(pulls_[next++]));
     }
     return Status();

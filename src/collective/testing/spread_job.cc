@@ -304,6 +304,7 @@ void SpreadJob::run_lanes(Pass& pass, const PassOptions& options, PassOutcome& o
     }
     for (auto& [rank, signal] : pass.aborts) signal.raise(cause);
   };
+  if (!options.aborted_before.is_ok()) abort_(options.aborted_before);
   std::vector<std::thread> threads;
   const auto start = [&](int rank, std::string name, std::function<Status()> lane,
                          std::function<std::uint64_t()> bytes) {

@@ -21,6 +21,8 @@ struct PassOptions {
   double seconds = 60;  ///< until the deadline
   /// A lane that fails ends the pass on all ranks, as the hub of a job would.
   bool tell_everybody = true;
+  /// The pass is aborted with this before it begins.
+  Status aborted_before;
   /// Called by the reader of `rank` when it has compared `bucket`, before it acknowledges. False:
   /// this reader stops here, as a worker that hangs.
   std::function<bool(int rank, std::uint32_t bucket)> acknowledges;

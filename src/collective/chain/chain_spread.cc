@@ -233,6 +233,7 @@ Status ChainSpread::run(Deadline deadline, AbortSignal& abort) {
     while (arrived_ < stream.size()) {
       const std::size_t next = in_flight_.size() < kWindow ? find_startable() : stream.size();
       if (next < stream.size()) {
+        if (abort.raised()) return abort.cause();
         CKPT_RETURN_IF_ERROR(start(next, deadline));
       } else if (!in_flight_.empty()) {
         CKPT_RETURN_IF_ERROR(finish_oldest(deadline, abort));

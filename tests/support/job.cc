@@ -1,9 +1,5 @@
 #include "support/job.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -16,19 +12,6 @@
 
 namespace ckpt::testing {
 namespace {
-
-// A port that the kernel says is free now.
-int free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  ::bind(fd, reinterpret_cast<sockaddr*>(&address), length);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(fd);
-  return ntohs(address.sin_port);
-}
 
 std::vector<std::byte> random_bytes(std::uint64_t count, std::uint64_t seed) {
   std::vector<std::byte> bytes(count);
@@ -139,7 +122,15 @@ Status TestEngine::update(const std::map<std::string, std::string>& addresses, i
 Job::Job(JobOptions options) : options_(std::move(options)) {
   ParameterServerOptions base;
   base.world_size = options_.ranks;
-  base.rendezvous = concat("127.0.0.1:", free_port());
+  // A hub of the test's own: the kernel chooses its port, so that no other test can take it in
+  // between.
+  HubOptions hub;
+  hub.bind_host = "127.0.0.1";
+  auto started = Hub::start(hub);
+  if (!started) throw std::runtime_error("no hub: " + started.status().to_string());
+  hub_ = std::move(*started);
+  base.rendezvous = hub_->address().to_string();
+  base.external_hub = true;
   base.job = name_ = "test-" + random_id();
   base.device = "host";
   base.collective = options_.collective;

@@ -15,6 +15,7 @@
 
 #include "checkpoint_engine/parameter_server.h"
 #include "checkpoint_engine/receiver.h"
+#include "control/hub.h"
 
 namespace ckpt::testing {
 
@@ -96,6 +97,7 @@ class Job {
  private:
   JobOptions options_;
   std::string name_;
+  std::unique_ptr<Hub> hub_;  // outlives the servers
   std::vector<std::unique_ptr<ParameterServer>> servers_;
 };
 

@@ -73,6 +73,7 @@ std::vector<Descriptor::Region> Owner::regions() const {
 }
 
 void Owner::on_message(Message message) {
+  if (closed_) return;
   auto found = readers_.find(message.connection);
   if (found == readers_.end()) {
     auto reader = std::make_unique<Reader>();
@@ -239,6 +240,11 @@ void Owner::set_signal_handler(Transport::SignalHandler handler) {
   progress_.run([&] { inbox_.set_handler(std::move(handler)); });
 }
 
-void Owner::close() { readers_.clear(); }
+void Owner::close() {
+  // Who says hello while the transport ends must not get an endpoint that outlives the progress
+  // thread.
+  closed_ = true;
+  readers_.clear();
+}
 
 }  // namespace ckpt::ucx

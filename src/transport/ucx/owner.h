@@ -46,7 +46,7 @@ class Owner {
   // Progress thread.
   /// A message of a reader.
   void on_message(Message message);
-  /// Cuts all readers.
+  /// Cuts all readers and takes no new ones.
   void close();
 
  private:
@@ -93,6 +93,7 @@ class Owner {
 
   // Of the progress thread.
   std::map<std::uint64_t, std::unique_ptr<Reader>> readers_;  // by connection
+  bool closed_ = false;
   SignalInbox inbox_;
 };
 

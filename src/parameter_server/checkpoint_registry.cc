@@ -1,0 +1,89 @@
+#include "parameter_server/checkpoint_registry.h"
+
+#include <utility>
+
+#include "base/strings.h"
+#include "checkpoint/metas_json.h"
+
+namespace ckpt {
+
+RegistrationContext CheckpointRegistry::context() {
+  return {device_,        job_.transport(), shared_pool_, job_.rank(),
+          registrations_, job_.host_id(),   threads_,     timeout_seconds_};
+}
+
+Status CheckpointRegistry::add(const std::string& name, const Registration& part) {
+  if (name.empty()) return invalid_argument("a checkpoint needs a name").on_rank(job_.rank());
+  if (checkpoints_.contains(name)) {
+    return already_exists(
+               concat("checkpoint ", quoted(name), " is registered already; unregister it first"))
+        .on_rank(job_.rank());
+  }
+  ++registrations_;
+  auto registered = RegisteredCheckpoint::create(name, part, context());
+  if (!registered) {
+    return registered.status()
+        .with_context(concat("checkpoint ", quoted(name)))
+        .on_rank(job_.rank());
+  }
+  checkpoints_.emplace(name, std::move(*registered));
+  return Status();
+}
+
+Status CheckpointRegistry::remove(const std::string& name, bool force) {
+  if (catalog_ && gathered_here_ && catalog_->metas().checkpoint_name == name) catalog_.reset();
+  if (checkpoints_.erase(name) == 0 && !force) {
+    return not_found(concat("checkpoint ", quoted(name), " is not registered"))
+        .on_rank(job_.rank());
+  }
+  return Status();
+}
+
+const RegisteredCheckpoint* CheckpointRegistry::find(const std::string& name) const {
+  const auto at = checkpoints_.find(name);
+  return at == checkpoints_.end() ? nullptr : at->second.get();
+}
+
+Status CheckpointRegistry::gather(const std::string& name) {
+  const RegisteredCheckpoint* own = find(name);
+  std::unique_ptr<RegisteredCheckpoint> nothing;
+  if (own == nullptr) {
+    // A rank without a part takes part all the same.
+    RegistrationContext unreadable = context();
+    unreadable.transport = nullptr;
+    unreadable.epoch = 0;
+    CKPT_ASSIGN_OR_RETURN(nothing, RegisteredCheckpoint::create(name, {}, unreadable));
+    own = nothing.get();
+  }
+  RankMetas mine;
+  mine.layout = own->layout();
+  CKPT_ASSIGN_OR_RETURN(mine.instance, own->instance_data());
+  auto catalog = exchange_.gather(job_.control(), name, std::move(mine),
+                                  Deadline::after_seconds(timeout_seconds_));
+  if (!catalog) {
+    return catalog.status()
+        .with_context(concat("gather of checkpoint ", quoted(name)))
+        .on_rank(job_.rank());
+  }
+  catalog_ = std::move(*catalog);
+  gathered_here_ = true;
+  return Status();
+}
+
+Result<std::string> CheckpointRegistry::export_metas() const {
+  if (!catalog_) {
+    return failed_precondition("no metas: call gather_metas first").on_rank(job_.rank());
+  }
+  return metas_to_json(catalog_->metas());
+}
+
+Status CheckpointRegistry::load_metas(const std::string& json) {
+  CKPT_ASSIGN_OR_RETURN(Metas metas, metas_from_json(json));
+  CKPT_ASSIGN_OR_RETURN(Catalog catalog,
+                        Catalog::build(std::make_shared<const Metas>(std::move(metas))));
+  catalog_ = std::make_shared<const Catalog>(std::move(catalog));
+  gathered_here_ = false;
+  return Status();
+}
+
+}  // namespace ckpt

@@ -1,0 +1,58 @@
+// The checkpoints of which this rank holds a part, and what all ranks hold of the gathered one.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "checkpoint/catalog.h"
+#include "checkpoint_engine/parameter_server.h"
+#include "memory/shared_pool.h"
+#include "parameter_server/job_membership.h"
+#include "parameter_server/metas_exchange.h"
+#include "parameter_server/registered_checkpoint.h"
+
+namespace ckpt {
+
+/// One thread at a time.
+class CheckpointRegistry {
+ public:
+  /// The referred objects outlive the registry. `threads` read and digest;
+  /// `timeout_seconds`: how long a gather, and the readers of a pool that goes, are waited for.
+  CheckpointRegistry(const JobMembership& job, Device& device, int threads, double timeout_seconds)
+      : job_(job), device_(device), threads_(threads), timeout_seconds_(timeout_seconds) {}
+
+  /// A name that is there already is refused and stays as it is.
+  Status add(const std::string& name, const Registration& part);
+  /// Waits for readers of other jobs. What was gathered of it is forgotten.
+  Status remove(const std::string& name, bool force);
+  void clear() { checkpoints_.clear(); }
+  /// What this rank holds of `name`; null: nothing.
+  const RegisteredCheckpoint* find(const std::string& name) const;
+
+  /// Collective over the job.
+  Status gather(const std::string& name);
+  Result<std::string> export_metas() const;
+  Status load_metas(const std::string& json);
+  /// Of the gathered or loaded checkpoint; null: none.
+  const std::shared_ptr<const Catalog>& catalog() const { return catalog_; }
+  /// False: the catalog came from another job.
+  bool gathered_here() const { return gathered_here_; }
+
+ private:
+  RegistrationContext context();
+
+  const JobMembership& job_;
+  Device& device_;
+  const int threads_;
+  const double timeout_seconds_;
+  SharedPool shared_pool_;
+  std::uint64_t registrations_ = 0;
+  std::map<std::string, std::unique_ptr<RegisteredCheckpoint>> checkpoints_;
+  MetasExchange exchange_;
+  std::shared_ptr<const Catalog> catalog_;
+  bool gathered_here_ = false;
+};
+
+}  // namespace ckpt

@@ -1,0 +1,128 @@
+#include "parameter_server/job_membership.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "base/host.h"
+#include "base/log.h"
+#include "base/strings.h"
+#include "transport/ucx/ucx_transport.h"
+#include "worker/rescue.h"
+
+namespace ckpt {
+namespace {
+
+// A worker may be loading when its rank dies, and hears of it only when it asks for more.
+constexpr double kRescueSeconds = 300;
+
+// Every survivor of the host tries; one of them gets the dead rank's address.
+void rescue_workers(const PeerLost& lost) {
+  for (const PeerLost::Channel& channel : lost.channels) {
+    const Status status = rescue_worker(channel.address, lost.rank, lost.cause.on_rank(lost.rank),
+                                        Deadline::after_seconds(kRescueSeconds));
+    if (!status.is_ok() && status.code() != StatusCode::kAlreadyExists) {
+      log_warning("the worker of rank ", lost.rank,
+                  " cannot be told that its rank is lost: ", status.message());
+    }
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<JobMembership>> JobMembership::join(const ParameterServerOptions& options,
+                                                           MessageHandler on_message) {
+  RendezvousOptions who{options.rank, options.world_size, options.local_rank, std::nullopt};
+  if (!options.rendezvous.empty()) who.hub = options.rendezvous;
+  CKPT_ASSIGN_OR_RETURN(const Rendezvous rendezvous,
+                        resolve_rendezvous(who, process_environment()));
+  std::unique_ptr<JobMembership> member(new JobMembership(options));
+  CKPT_RETURN_IF_ERROR(member->take_seat(rendezvous, std::move(on_message)));
+  CKPT_RETURN_IF_ERROR(member->learn_hosts(rendezvous));
+  member->make_transport();
+  return member;
+}
+
+JobMembership::JobMembership(const ParameterServerOptions& options)
+    : options_(options), host_id_(options.host_id.empty() ? ckpt::host_id() : options.host_id) {}
+
+Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_message) {
+  HostPort hub_address = rendezvous.hub;
+  if (rendezvous.rank == 0 && !options_.external_hub) {
+    HubOptions hub;
+    hub.port = rendezvous.hub.port;
+    hub.job = options_.job;
+    hub.world_size = rendezvous.world_size;
+    hub.secret = options_.secret;
+    hub.heartbeat_timeout = std::chrono::milliseconds(
+        static_cast<std::int64_t>(options_.heartbeat_timeout_seconds * 1000));
+    hub.heartbeat_interval = std::min(hub.heartbeat_interval, hub.heartbeat_timeout / 5);
+    CKPT_ASSIGN_OR_RETURN(hub_, Hub::start(hub));
+    hub_address = hub_->address();
+  }
+  JoinOptions join;
+  join.hub = hub_address;
+  join.rank = rendezvous.rank;
+  join.world_size = rendezvous.world_size;
+  join.job = options_.job;
+  join.secret = options_.secret;
+  join.host_id = host_id_;
+  CKPT_ASSIGN_OR_RETURN(
+      control_, ControlClient::join(join, Deadline::after_seconds(options_.join_timeout_seconds)));
+  control_->on_peer_lost(rescue_workers);
+  control_->set_message_handler(std::move(on_message));
+  return Status();
+}
+
+Status JobMembership::learn_hosts(const Rendezvous& rendezvous) {
+  const auto mine = std::as_bytes(std::span(host_id_));
+  CKPT_ASSIGN_OR_RETURN(
+      const auto hosts,
+      control_->all_gather("hosts", all_ranks(), mine,
+                           Deadline::after_seconds(options_.join_timeout_seconds)));
+  int before_me = 0;
+  ranks_on_host_ = 0;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    if (!std::ranges::equal(hosts[rank], mine)) continue;
+    ++ranks_on_host_;
+    if (rank < static_cast<std::size_t>(this->rank())) ++before_me;
+  }
+  local_rank_ = rendezvous.local_rank.value_or(before_me);
+  return Status();
+}
+
+void JobMembership::make_transport() {
+  if (world_size() == 1) return;
+  UcxOptions options;
+  options.label = concat("rank ", rank());
+  auto transport = make_ucx_transport(options);
+  if (!transport) {
+    // A job that never reads from another rank does not need one; a plan that does is refused with
+    // this in the log.
+    log_warning("no transport between ranks: ", transport.status().message());
+    return;
+  }
+  transport_ = std::move(*transport);
+  signals_ = std::make_unique<ChainSignals>(*transport_);
+}
+
+JobMembership::~JobMembership() {
+  signals_.reset();
+  transport_.reset();
+  if (control_) control_->leave();
+  control_.reset();
+  if (hub_) {
+    const Status left =
+        hub_->wait_until_empty(Deadline::after_seconds(options_.hub_linger_seconds));
+    if (!left.is_ok()) log_warning("the hub ends before all ranks have left: ", left.message());
+  }
+}
+
+std::vector<int> JobMembership::all_ranks() const {
+  std::vector<int> ranks(static_cast<std::size_t>(world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace ckpt

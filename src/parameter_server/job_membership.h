@@ -1,0 +1,65 @@
+// This rank's life in a job: its seat at the hub (which rank 0 runs), who else is on its host, and
+// its way to the memory of the others.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint_engine/parameter_server.h"
+#include "collective/chain/chain_signal.h"
+#include "control/control_client.h"
+#include "control/hub.h"
+#include "control/rendezvous.h"
+#include "transport/transport.h"
+
+namespace ckpt {
+
+class JobMembership {
+ public:
+  using MessageHandler =
+      std::function<void(int from_rank, std::uint64_t epoch, std::span<const std::byte> message)>;
+
+  /// Collective over the job; returns when all ranks have joined. `on_message` is called on the
+  /// control thread, until the membership has ended.
+  static Result<std::unique_ptr<JobMembership>> join(const ParameterServerOptions& options,
+                                                     MessageHandler on_message);
+  /// Leaves. Where this rank runs the hub, waits until the others have left too, at most
+  /// hub_linger_seconds.
+  ~JobMembership();
+  JobMembership(const JobMembership&) = delete;
+  JobMembership& operator=(const JobMembership&) = delete;
+
+  ControlClient& control() const { return *control_; }
+  int rank() const { return control_->rank(); }
+  int world_size() const { return control_->world_size(); }
+  /// 0 to world_size - 1.
+  std::vector<int> all_ranks() const;
+  const std::string& host_id() const { return host_id_; }
+  int local_rank() const { return local_rank_; }
+  int ranks_on_host() const { return ranks_on_host_; }
+  /// Null: this rank has none (the log says why), or is alone.
+  Transport* transport() const { return transport_.get(); }
+  /// Null exactly when transport() is.
+  ChainSignals* signals() const { return signals_.get(); }
+
+ private:
+  explicit JobMembership(const ParameterServerOptions& options);
+  Status take_seat(const Rendezvous& rendezvous, MessageHandler on_message);
+  Status learn_hosts(const Rendezvous& rendezvous);
+  void make_transport();
+
+  const ParameterServerOptions options_;
+  const std::string host_id_;
+  int local_rank_ = 0;
+  int ranks_on_host_ = 1;
+  std::unique_ptr<Hub> hub_;
+  std::unique_ptr<ControlClient> control_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<ChainSignals> signals_;
+};
+
+}  // namespace ckpt

@@ -1,0 +1,29 @@
+// What the options of a server come to on this machine: the caller's wish, else the environment's,
+// else what suits the device.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "checkpoint_engine/parameter_server.h"
+#include "device/device.h"
+#include "plan/plan.h"
+
+namespace ckpt {
+
+/// "auto" is cuda where there is a GPU, this rank's being number `local_rank` (modulo their count).
+/// `copy_threads`: of the host device.
+Result<std::shared_ptr<Device>> open_device(const std::string& wanted, int local_rank,
+                                            int copy_threads);
+
+/// Who has a ring: on GPUs every rank, on the host all ranks together, unless the caller wants it
+/// otherwise.
+Result<RingSharing> ring_sharing(const std::string& collective, DeviceKind device);
+
+/// The share of the free memory that an update may take; in (0, 1].
+Result<double> memory_fraction(const ParameterServerOptions& options);
+
+/// Sizes of ring, bucket and chunk; zero where the plan may choose.
+Result<MemoryRequest> memory_request(const ParameterServerOptions& options, DeviceKind device);
+
+}  // namespace ckpt

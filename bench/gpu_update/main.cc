@@ -1,27 +1,21 @@
 // An update of running workers on GPUs, beside the ceiling of the machine in the same run.
 //
 // Every rank and every worker is a process of its own, as in a real job; a worker takes the weights
-// with the native receiver into device memory. Checkpoint: qwen3 shapes, from tensors in memory.
-// Printed: registration, gather, the first update, the median of later ones with and without
-// digests, their share of the H2D ceiling (pinned memory, chunks of 32 MiB, all ranks at once), and
-// the device memory that an update takes beside contexts and weights. Exit code 1 unless every byte
-// has arrived. With --device host it runs without a GPU.
-#include <fcntl.h>
-#include <signal.h>
+// with the native receiver into device memory, or is the program of --worker. Checkpoint: qwen3
+// shapes, from tensors in memory. Printed: registration, gather, the first update, the median of
+// later ones with and without digests, their share of the H2D ceiling (pinned memory, chunks of 32
+// MiB, all ranks at once), and the device memory that an update takes beside contexts and weights.
+// Exit code 1 unless every byte has arrived. With --device host it runs without a GPU.
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 
-#include "base/host.h"
 #include "base/parallel.h"
 #include "base/strings.h"
-#include "processes.h"
+#include "job.h"
 #include "roles.h"
 #include "settings.h"
 
@@ -57,65 +51,6 @@ namespace {
 
 using nlohmann::json;
 
-/// The processes of a run and the ends on which results arrive.
-struct Started {
-  std::map<pid_t, std::string> processes;  // and what they are
-  std::vector<LineChannel> results;        // by rank
-};
-
-Result<Started> start_processes(Settings settings) {
-  CKPT_ASSIGN_OR_RETURN(const int port, free_port());
-  settings.rendezvous = concat("127.0.0.1:", port);
-  settings.job = concat("gpu-update-", random_id());
-  Started started;
-  for (int rank = 0; rank < settings.ranks; ++rank) {
-    settings.rank = rank;
-    CKPT_ASSIGN_OR_RETURN(auto pair, make_socket_pair());
-    CKPT_ASSIGN_OR_RETURN(auto result, make_socket_pair());
-    std::vector<std::string> environment;
-    if (settings.isolate) {
-      environment.push_back(concat("CUDA_VISIBLE_DEVICES=", rank % settings.gpus));
-    }
-    settings.role = "worker";
-    settings.peer_fd = pair.second.get();
-    settings.result_fd = -1;
-    CKPT_ASSIGN_OR_RETURN(const pid_t worker,
-                          start_self(to_arguments(settings), environment, {settings.peer_fd}));
-    started.processes[worker] = concat("worker ", rank);
-    settings.role = "rank";
-    settings.peer_fd = pair.first.get();
-    settings.result_fd = result.second.get();
-    CKPT_ASSIGN_OR_RETURN(const pid_t server, start_self(to_arguments(settings), environment,
-                                                         {settings.peer_fd, settings.result_fd}));
-    started.processes[server] = concat("rank ", rank);
-    started.results.emplace_back(std::move(result.first));
-  }
-  return started;
-}
-
-/// Waits for all of them; the first that fails ends the others.
-Status wait_for(Started& started) {
-  Status status;
-  while (!started.processes.empty()) {
-    int outcome = 0;
-    const pid_t pid = ::waitpid(-1, &outcome, 0);
-    const auto process = started.processes.find(pid);
-    if (process == started.processes.end()) continue;
-    const bool well = WIFEXITED(outcome) && WEXITSTATUS(outcome) == 0;
-    if (!well && status.is_ok()) {
-      status =
-          peer_error(concat(process->second, " ended with ",
-                            WIFSIGNALED(outcome) ? concat("signal ", WTERMSIG(outcome))
-                                                 : concat("exit code ", WEXITSTATUS(outcome))));
-      for (const auto& [other, name] : started.processes) {
-        if (other != pid) ::kill(other, SIGKILL);
-      }
-    }
-    started.processes.erase(process);
-  }
-  return status;
-}
-
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values.empty() ? 0 : values[values.size() / 2];
@@ -132,7 +67,7 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
   const double bytes = ranks[0]["total_bytes"];
   double ceiling = 0;
   for (const json& rank : ranks) ceiling += rank["upload_gb_per_s"].get<double>();
-  std::vector<double> verified, trusted, first_buckets;
+  std::vector<double> verified, trusted, first_buckets, rank_cpu, worker_cpu, releases;
   double first = 0;
   for (std::size_t i = 0; i < ranks[0]["updates"].size(); ++i) {
     const json::json_pointer at(concat("/updates/", i));
@@ -143,12 +78,18 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
     }
     const bool verify = ranks[0]["updates"][i]["verify"];
     (verify ? verified : trusted).push_back(seconds);
-    if (verify) first_buckets.push_back(largest(ranks, at / "first_bucket_seconds"));
+    if (!verify) continue;
+    first_buckets.push_back(largest(ranks, at / "first_bucket_seconds"));
+    rank_cpu.push_back(largest(ranks, at / "cpu_seconds"));
+    worker_cpu.push_back(largest(ranks, at / "worker_cpu_seconds"));
+    releases.push_back(largest(ranks, at / "worker_release_seconds"));
   }
   json all = {{"device", ranks[0]["device"]},
               {"ranks", settings.ranks},
               {"gpus", settings.gpus},
               {"isolate", settings.isolate},
+              {"hosts", settings.hosts},
+              {"worker", settings.worker.empty() ? "native" : settings.worker},
               {"collective", settings.collective},
               {"ring", settings.ring},
               {"bucket", settings.bucket},
@@ -160,6 +101,9 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"verified_seconds", median(verified)},
               {"unverified_seconds", median(trusted)},
               {"first_bucket_seconds", median(first_buckets)},
+              {"rank_cpu_seconds", median(rank_cpu)},
+              {"worker_cpu_seconds", median(worker_cpu)},
+              {"worker_release_seconds", median(releases)},
               {"extra_device_bytes", largest(ranks, "/extra_device_bytes"_json_pointer)},
               {"kept_device_bytes", largest(ranks, "/kept_device_bytes"_json_pointer)}};
   for (const char* member :
@@ -200,22 +144,46 @@ void print(const json& all) {
   update("later, verified", "verified_seconds");
   update("later, unverified", "unverified_seconds");
   std::printf("  first bucket after  %9.1f ms\n", seconds("first_bucket_seconds") * 1e3);
+  std::printf("  processor seconds   %9.3f of a rank, %.3f of its worker\n",
+              seconds("rank_cpu_seconds"), seconds("worker_cpu_seconds"));
   std::printf("  device memory       %9.2f GiB per device during an update, %.2f kept after it\n",
               seconds("extra_device_bytes") / (1 << 30), seconds("kept_device_bytes") / (1 << 30));
   std::printf("  every byte is right\n");
 }
 
-Status run(const Settings& settings) {
-  CKPT_ASSIGN_OR_RETURN(Started started, start_processes(settings));
-  CKPT_RETURN_IF_ERROR(wait_for(started));
-  std::vector<json> ranks;
-  for (LineChannel& result : started.results) {
-    CKPT_ASSIGN_OR_RETURN(const std::string line, result.receive(Deadline::after_seconds(1)));
-    ranks.push_back(json::parse(line));
+void append(const Settings& settings, const json& all) {
+  if (!settings.json.empty()) std::ofstream(settings.json, std::ios::app) << all.dump() << "\n";
+}
+
+/// A rank dies in an update: how long until the others have its cause.
+Status run_until_death(Settings settings, const Workers& workers) {
+  settings.dies = true;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<json> ranks, run_ranks(settings, workers));
+  const double death = ranks[static_cast<std::size_t>(settings.kill_rank)]["died_at"];
+  json all = {{"killed_rank", settings.kill_rank},
+              {"ranks", settings.ranks},
+              {"gpus", settings.gpus},
+              {"collective", settings.collective},
+              {"worker", settings.worker}};
+  for (int rank = 0; rank < settings.ranks; ++rank) {
+    if (rank == settings.kill_rank) continue;
+    const json& told = ranks[static_cast<std::size_t>(rank)];
+    const double seconds = told["told_at"].get<double>() - death;
+    std::printf("rank %d died in an update; rank %d had the cause after %.3f s: %s\n",
+                settings.kill_rank, rank, seconds, told["cause"].get<std::string>().c_str());
+    all["told"].push_back({{"rank", rank}, {"seconds", seconds}, {"cause", told["cause"]}});
   }
+  append(settings, all);
+  return Status();
+}
+
+Status run(const Settings& settings) {
+  CKPT_ASSIGN_OR_RETURN(const Workers workers, Workers::start(settings));
+  if (settings.kill_rank >= 0) CKPT_RETURN_IF_ERROR(run_until_death(settings, workers));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<json> ranks, run_ranks(settings, workers));
   const json all = summary(settings, ranks);
   print(all);
-  if (!settings.json.empty()) std::ofstream(settings.json, std::ios::app) << all.dump() << "\n";
+  append(settings, all);
   return Status();
 }
 

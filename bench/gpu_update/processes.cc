@@ -49,11 +49,11 @@ Result<std::pair<UniqueFd, UniqueFd>> make_socket_pair() {
   return std::pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
 }
 
-Result<pid_t> start_self(const std::vector<std::string>& arguments,
-                         const std::vector<std::string>& environment,
-                         const std::vector<int>& keep) {
-  std::vector<char*> argv = {const_cast<char*>("gpu_update")};
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+Result<pid_t> start_program(const std::vector<std::string>& command,
+                            const std::vector<std::string>& environment,
+                            const std::vector<int>& keep) {
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
@@ -64,7 +64,7 @@ Result<pid_t> start_self(const std::vector<std::string>& arguments,
   for (int fd = 3; fd < 1024; ++fd) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   for (const int fd : keep) ::fcntl(fd, F_SETFD, 0);
   for (const std::string& variable : environment) ::putenv(const_cast<char*>(variable.c_str()));
-  ::execv("/proc/self/exe", argv.data());
+  ::execvp(argv[0], argv.data());
   ::_exit(127);
 }
 

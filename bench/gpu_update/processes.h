@@ -20,6 +20,7 @@ class LineChannel {
   Status send(const std::string& line);
   /// kPeerLost at the end of the stream.
   Result<std::string> receive(Deadline deadline);
+  int fd() const { return fd_.get(); }
 
  private:
   UniqueFd fd_;
@@ -29,10 +30,11 @@ class LineChannel {
 /// Two connected sockets that survive exec.
 Result<std::pair<UniqueFd, UniqueFd>> make_socket_pair();
 
-/// Starts this program again with `arguments` and `environment` (NAME=value) added; it is killed
-/// when its parent ends. Of the descriptors above 2 it keeps only `keep`.
-Result<pid_t> start_self(const std::vector<std::string>& arguments,
-                         const std::vector<std::string>& environment, const std::vector<int>& keep);
+/// Starts a program: a path, or a name in PATH, and its arguments. `environment` (NAME=value) is
+/// added; it is killed when its parent ends. Of the descriptors above 2 it keeps only `keep`.
+Result<pid_t> start_program(const std::vector<std::string>& command,
+                            const std::vector<std::string>& environment,
+                            const std::vector<int>& keep);
 
 /// A port of 127.0.0.1 that is free now.
 Result<int> free_port();

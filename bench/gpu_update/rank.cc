@@ -1,19 +1,20 @@
 // The parameter server of one rank, and what it measures.
-#include <sys/resource.h>
+#include <signal.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <thread>
 
+#include "base/host.h"
 #include "base/parallel.h"
 #include "base/strings.h"
 #include "ceiling.h"
 #include "checkpoint/safetensors_writer.h"
 #include "checkpoint/split.h"
 #include "checkpoint_engine/parameter_server.h"
+#include "memory_watch.h"
 #include "processes.h"
 #include "roles.h"
 #include "weights.h"
@@ -25,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr double kPatienceSeconds = 600;
+constexpr double kAnswerPatienceSeconds = 0.05;  // to notice that the update has failed
 constexpr std::uint64_t kCeilingChunk = 32 << 20;
 constexpr double kCeilingSeconds = 0.5;
 constexpr const char* kName = "bench";
@@ -33,54 +35,39 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// The least free memory of a device while it lives.
-class MemoryWatch {
- public:
-  explicit MemoryWatch(Device& device) : thread_([this, &device] { watch(device); }) {}
-  ~MemoryWatch() { least(); }
-
-  std::uint64_t least() {
-    stop_ = true;
-    if (thread_.joinable()) thread_.join();
-    return least_;
-  }
-
- private:
-  void watch(Device& device) {
-    while (!stop_) {
-      if (const auto memory = device.memory()) least_ = std::min(least_, memory->free_bytes);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-
-  std::atomic<bool> stop_ = false;
-  std::uint64_t least_ = UINT64_MAX;
-  std::thread thread_;
-};
-
 class RankRun {
  public:
   explicit RankRun(const Settings& settings)
       : settings_(settings),
         worker_(UniqueFd(settings.peer_fd)),
+        parent_(UniqueFd(settings.result_fd)),
         weights_(checkpoint_bytes(settings), settings.shrink, threads_of(settings)),
         share_(split_by_bytes(weights_.tensors(),
                               settings.ranks)[static_cast<std::size_t>(settings.rank)]) {}
 
+  /// Measures everything.
   Result<json> run();
+  /// One update that works and one in which a rank dies. Not on that rank: does not return there.
+  Result<json> run_until_death();
+  Status tell_parent(const json& result) { return parent_.send(result.dump()); }
 
  private:
   Status start();
+  Status meet_worker();
   Status measure_registration();
   Status register_files();
   Status measure_updates();
-  Status update(bool verify, json& updates);
+  Result<UpdateReport> update(const UpdateOptions& options, std::vector<std::string>& numbers);
+  Status measure_update(bool verify, json& updates);
+  UpdateOptions update_options(bool verify) const;
+  [[noreturn]] void die();
   Status ask_worker(const std::string& line);
   Status barrier() { return server_->barrier(kPatienceSeconds); }
   Registration from_memory() const;
 
   const Settings& settings_;
   LineChannel worker_;
+  LineChannel parent_;
   const Weights weights_;
   const std::vector<std::uint32_t> share_;
   std::shared_ptr<Device> device_;
@@ -96,11 +83,22 @@ Status RankRun::ask_worker(const std::string& line) {
   return answer == "ok" ? Status() : peer_error(concat("worker: ", line, ": ", answer));
 }
 
+// Passes over answers to a rank before us.
+Status RankRun::meet_worker() {
+  const std::string nonce = random_id();
+  CKPT_RETURN_IF_ERROR(worker_.send("ping " + nonce));
+  std::string last;
+  while (true) {
+    auto line = worker_.receive(Deadline::after_seconds(kPatienceSeconds));
+    if (!line) return line.status().with_context("worker: " + last);
+    if (*line == "pong " + nonce) return Status();
+    last = *line;
+  }
+}
+
 Status RankRun::start() {
   // The worker's context and parameters are there before any memory is counted.
-  CKPT_ASSIGN_OR_RETURN(const std::string ready,
-                        worker_.receive(Deadline::after_seconds(kPatienceSeconds)));
-  if (ready != "ok") return peer_error("worker: " + ready);
+  CKPT_RETURN_IF_ERROR(meet_worker());
   CKPT_ASSIGN_OR_RETURN(device_, open_device(settings_));
   ParameterServerOptions options;
   options.rank = settings_.rank;
@@ -186,27 +184,44 @@ Status RankRun::measure_registration() {
   return barrier();
 }
 
-Status RankRun::update(bool verify, json& updates) {
+UpdateOptions RankRun::update_options(bool verify) const {
   UpdateOptions options;
   options.instance_size = 1;
   options.verify = verify;
   options.engine_answer_means_done = true;
-  std::vector<std::string> worker_numbers;
+  return options;
+}
+
+Result<UpdateReport> RankRun::update(const UpdateOptions& options,
+                                     std::vector<std::string>& numbers) {
   const auto call = [&](const std::vector<WorkerAddress>& all,
                         EngineCallContext& context) -> Status {
     const std::string& address = all[static_cast<std::size_t>(context.rank())].address;
-    CKPT_RETURN_IF_ERROR(worker_.send(concat("update ", address, verify ? " verify" : " trust")));
-    CKPT_ASSIGN_OR_RETURN(const std::string answer,
-                          worker_.receive(Deadline::after_seconds(kPatienceSeconds)));
-    worker_numbers = split(answer, ' ');
-    return worker_numbers[0] == "ok" ? Status() : peer_error("worker: " + answer);
+    CKPT_RETURN_IF_ERROR(
+        worker_.send(concat("update ", address, options.verify ? " verify" : " trust")));
+    // The answer of a worker whose update has failed is nobody's any more.
+    while (!context.cancelled()) {
+      auto answer = worker_.receive(
+          Deadline::after_seconds(std::min(kAnswerPatienceSeconds, context.remaining_seconds())));
+      if (answer.status().code() == StatusCode::kDeadlineExceeded) continue;
+      CKPT_RETURN_IF_ERROR(answer.status());
+      numbers = split(*answer, ' ');
+      return numbers[0] == "ok" ? Status() : peer_error("worker: " + *answer);
+    }
+    return aborted("the update has failed");
   };
+  return server_->update(kName, call, options);
+}
+
+Status RankRun::measure_update(bool verify, json& updates) {
+  std::vector<std::string> worker_numbers;
   CKPT_RETURN_IF_ERROR(barrier());
   const double cpu_begin = cpu_seconds();
   const auto begin = Clock::now();
-  CKPT_ASSIGN_OR_RETURN(const UpdateReport report, server_->update(kName, call, options));
+  CKPT_ASSIGN_OR_RETURN(const UpdateReport report, update(update_options(verify), worker_numbers));
   json one = {{"seconds", seconds_since(begin)},
               {"verify", verify},
+              {"wire", report.wire},
               {"cpu_seconds", cpu_seconds() - cpu_begin},
               {"worker_seconds", std::stod(worker_numbers.at(1))},
               {"worker_load_seconds", std::stod(worker_numbers.at(2))},
@@ -217,9 +232,33 @@ Status RankRun::update(bool verify, json& updates) {
               {"verified_tensors", report.verified_tensors},
               {"ring_bytes", report.ring_bytes},
               {"staging_bytes", report.staging_bytes}};
+  if (worker_numbers.size() > 4) one["worker_release_seconds"] = std::stod(worker_numbers[4]);
   for (const StageReport& stage : report.stages) one["stages"][stage.name] = stage.seconds;
   updates.push_back(std::move(one));
   return Status();
+}
+
+void RankRun::die() {
+  static_cast<void>(parent_.send(json{{"died_at", seconds_since({})}}.dump()));
+  ::raise(SIGKILL);
+  std::abort();
+}
+
+Result<json> RankRun::run_until_death() {
+  CKPT_RETURN_IF_ERROR(start());
+  CKPT_RETURN_IF_ERROR(server_->register_checkpoint(kName, from_memory()));
+  CKPT_RETURN_IF_ERROR(server_->gather_metas(kName));
+  std::vector<std::string> numbers;
+  CKPT_RETURN_IF_ERROR(update(update_options(true), numbers).status());
+  CKPT_RETURN_IF_ERROR(ask_worker("compare"));
+  CKPT_RETURN_IF_ERROR(barrier());
+  UpdateOptions options = update_options(true);
+  options.progress = [&](std::uint64_t loaded, std::uint64_t total) {
+    if (settings_.rank == settings_.kill_rank && loaded > total / 3) die();
+  };
+  const auto failed = update(options, numbers);
+  if (failed) return internal_error("the update has succeeded although one of its ranks died");
+  return json{{"told_at", seconds_since({})}, {"cause", failed.status().to_string()}};
 }
 
 Status RankRun::measure_updates() {
@@ -227,12 +266,12 @@ Status RankRun::measure_updates() {
   CKPT_RETURN_IF_ERROR(ask_worker("poison"));
   CKPT_RETURN_IF_ERROR(barrier());
   CKPT_ASSIGN_OR_RETURN(const DeviceMemory before, device_->memory());
-  CKPT_RETURN_IF_ERROR(update(true, updates));
+  CKPT_RETURN_IF_ERROR(measure_update(true, updates));
   CKPT_RETURN_IF_ERROR(ask_worker("compare"));
   for (const bool verify : {true, false}) {
     for (int i = 0; i < settings_.updates; ++i) {
       if (i + 1 == settings_.updates) CKPT_RETURN_IF_ERROR(ask_worker("poison"));
-      CKPT_RETURN_IF_ERROR(update(verify, updates));
+      CKPT_RETURN_IF_ERROR(measure_update(verify, updates));
     }
     CKPT_RETURN_IF_ERROR(ask_worker("compare"));
   }
@@ -240,7 +279,7 @@ Status RankRun::measure_updates() {
   CKPT_RETURN_IF_ERROR(barrier());
   MemoryWatch watch(*device_);
   json watched;
-  CKPT_RETURN_IF_ERROR(update(true, watched));
+  CKPT_RETURN_IF_ERROR(measure_update(true, watched));
   const std::uint64_t least = watch.least();
   CKPT_RETURN_IF_ERROR(barrier());
   CKPT_ASSIGN_OR_RETURN(const DeviceMemory after, device_->memory());
@@ -266,10 +305,9 @@ Result<json> RankRun::run() {
 }  // namespace
 
 Status run_rank(const Settings& settings) {
-  LineChannel parent{UniqueFd(settings.result_fd)};
   RankRun run(settings);
-  CKPT_ASSIGN_OR_RETURN(const json result, run.run());
-  return parent.send(result.dump());
+  CKPT_ASSIGN_OR_RETURN(const json result, settings.dies ? run.run_until_death() : run.run());
+  return run.tell_parent(result);
 }
 
 }  // namespace ckpt::bench

@@ -31,6 +31,13 @@ std::map<std::string, Option> options_of(Settings& settings) {
                   },
                   [&value] { return concat(value); }};
   };
+  const auto flag = [](bool& value) {
+    return Option{[&value](const std::string& given) {
+                    value = given == "1";
+                    return Status();
+                  },
+                  [&value] { return std::string(value ? "1" : "0"); }};
+  };
   return {
       {"--device", text(settings.device)},
       {"--gib", Option{[&settings](const std::string& given) {
@@ -40,11 +47,11 @@ std::map<std::string, Option> options_of(Settings& settings) {
                        [&settings] { return concat(settings.gib); }}},
       {"--ranks", number(settings.ranks)},
       {"--gpus", number(settings.gpus)},
-      {"--isolate", Option{[&settings](const std::string& given) {
-                             settings.isolate = given == "1";
-                             return Status();
-                           },
-                           [&settings] { return std::string(settings.isolate ? "1" : "0"); }}},
+      {"--isolate", flag(settings.isolate)},
+      {"--hosts", number(settings.hosts)},
+      {"--worker", text(settings.worker)},
+      {"--kill-rank", number(settings.kill_rank)},
+      {"--dies", flag(settings.dies)},
       {"--shrink", number(settings.shrink)},
       {"--ring", text(settings.ring)},
       {"--bucket", text(settings.bucket)},
@@ -74,8 +81,12 @@ Result<Settings> parse_settings(const std::vector<std::string>& arguments) {
     if (i + 1 == arguments.size()) return invalid_argument(arguments[i] + " needs a value");
     CKPT_RETURN_IF_ERROR(option->second.set(arguments[i + 1]).with_context(arguments[i]));
   }
-  if (settings.ranks < 1 || settings.gpus < 1 || settings.shrink < 1 || settings.updates < 1) {
-    return invalid_argument("ranks, gpus, shrink and updates must be positive");
+  if (settings.ranks < 1 || settings.gpus < 1 || settings.hosts < 1 || settings.shrink < 1 ||
+      settings.updates < 1) {
+    return invalid_argument("ranks, gpus, hosts, shrink and updates must be positive");
+  }
+  if (settings.kill_rank >= settings.ranks) {
+    return invalid_argument(concat("no rank ", settings.kill_rank, " to be killed"));
   }
   return settings;
 }

@@ -15,17 +15,22 @@ struct Settings {
   int ranks = 1;
   int gpus = 1;          ///< rank i works on GPU i modulo this
   bool isolate = false;  ///< every process sees its own GPU only (CUDA_VISIBLE_DEVICES)
+  int hosts = 1;         ///< rank i says that it is on host i modulo this: `chain` between them
   int shrink = 1;        ///< divides every dimension: small checkpoints for dry runs
   std::string ring = "0", bucket = "0", chunk = "32MiB";
   std::string collective = "auto";
   int updates = 5;
   int load_threads = 0;
-  std::string files;  ///< a folder: registration from files in the page cache is measured too
-  std::string json;   ///< a file to which the result is appended as one line
+  std::string worker;  ///< a command that is a worker instead of our own (bench/stock_worker.py)
+  int kill_rank = -1;  ///< instead of the measurements: this rank dies in an update, and the
+                       ///< workers are updated by new ranks
+  std::string files;   ///< a folder: registration from files in the page cache is measured too
+  std::string json;    ///< a file to which the result is appended as one line
 
   // Of the processes that a run starts.
   std::string role;  ///< empty, "rank" or "worker"
   int rank = 0;
+  bool dies = false;   ///< the run's kill_rank has not died yet
   int peer_fd = -1;    ///< rank and worker speak over it
   int result_fd = -1;  ///< the rank's result goes there
   std::string rendezvous;
@@ -34,8 +39,9 @@ struct Settings {
 
 inline constexpr const char* kUsage =
     "usage: gpu_update [--device cuda|host] [--gib G] [--ranks N] [--gpus M] [--isolate 1]\n"
-    "                  [--ring SIZE] [--bucket SIZE] [--chunk SIZE] [--collective auto|peer]\n"
-    "                  [--updates K] [--load-threads T] [--files DIR] [--shrink D] [--json FILE]\n";
+    "                  [--ring SIZE] [--bucket SIZE] [--chunk SIZE] [--collective auto|peer|nccl]\n"
+    "                  [--hosts H] [--worker COMMAND] [--kill-rank R] [--updates K]\n"
+    "                  [--load-threads T] [--files DIR] [--shrink D] [--json FILE]\n";
 
 Result<Settings> parse_settings(const std::vector<std::string>& arguments);
 /// Arguments from which parse_settings makes the same again.

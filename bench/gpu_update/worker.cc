@@ -105,6 +105,7 @@ class Parameters final : public Loader {
 
 Result<std::string> serve(const std::vector<std::string>& words, Parameters& parameters,
                           ThreadPool& threads) {
+  if (words[0] == "ping") return "pong " + words[1];
   if (words[0] == "poison") {
     CKPT_RETURN_IF_ERROR(parameters.poison());
     return std::string("ok");
@@ -132,7 +133,6 @@ Status run_worker(const Settings& settings) {
     ThreadPool threads(threads_of(settings));
     const Weights weights(checkpoint_bytes(settings), settings.shrink, threads_of(settings));
     CKPT_ASSIGN_OR_RETURN(const auto parameters, Parameters::create(*device, weights));
-    CKPT_RETURN_IF_ERROR(rank.send("ok"));
     while (true) {
       auto line = rank.receive(Deadline::after_seconds(kPatienceSeconds));
       if (!line) return Status();  // the rank is done with us

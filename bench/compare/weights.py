@@ -1,0 +1,59 @@
+"""The checkpoint of a run, as bench/gpu_update/weights.cc makes it: qwen3 names and shapes, bf16, and bytes that every process can
+compute. Tensors are slices of one buffer of random words, each beginning elsewhere."""
+import torch
+
+SHIFT = 4096 + 64  # bytes from the beginning of a tensor to that of the next
+
+
+def layout(gib, shrink=1):
+    """[(name, shape)] of embeddings and as many layers as are needed; and their bytes."""
+    hidden, inner, kv = 4096 // shrink, 12288 // shrink, 1024 // shrink
+    tensors = [("model.embed_tokens.weight", (151936 // shrink, hidden))]
+    total, layer = bytes_of(tensors[0][1]), 0
+    while total < int(gib * 2**30):
+        prefix = f"model.layers.{layer}."
+        more = [(prefix + "self_attn.q_proj.weight", (hidden, hidden)), (prefix + "self_attn.k_proj.weight", (kv, hidden)),
+                (prefix + "self_attn.v_proj.weight", (kv, hidden)), (prefix + "self_attn.o_proj.weight", (hidden, hidden)),
+                (prefix + "mlp.gate_proj.weight", (inner, hidden)), (prefix + "mlp.up_proj.weight", (inner, hidden)),
+                (prefix + "mlp.down_proj.weight", (hidden, inner)), (prefix + "input_layernorm.weight", (hidden,)),
+                (prefix + "post_attention_layernorm.weight", (hidden,))]
+        tensors += more
+        total += sum(bytes_of(shape) for _, shape in more)
+        layer += 1
+    return tensors, total
+
+
+def bytes_of(shape):
+    count = 2
+    for n in shape:
+        count *= n
+    return count
+
+
+def _signed(value):
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shifted(x, bits):  # a logical shift; torch has the arithmetic one
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def words(tensors, device="cpu"):
+    """The buffer of random words (splitmix64), as int64."""
+    largest = max(bytes_of(shape) for _, shape in tensors)
+    count = (largest + len(tensors) * SHIFT) // 8 + 1
+    out = torch.empty(count, dtype=torch.int64, device=device)
+    piece = 1 << 22
+    for begin in range(0, count, piece):
+        x = torch.arange(begin + 1, min(begin + piece, count) + 1, dtype=torch.int64, device=device)
+        x *= _signed(0x9E3779B97F4A7C15)
+        x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+        x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+        out[begin:begin + piece] = x ^ _shifted(x, 31)
+    return out
+
+
+def expected(buffer, index, shape):
+    """What tensor `index` must contain: a view of `buffer`."""
+    begin = index * SHIFT // 2
+    return buffer.view(torch.bfloat16)[begin:begin + bytes_of(shape) // 2].view(shape)

@@ -1,6 +1,6 @@
-#include <cstring>
 #include <utility>
 
+#include "base/bulk_copy.h"
 #include "base/shared_memory.h"
 #include "base/strings.h"
 #include "checkpoint/digest.h"
@@ -25,7 +25,7 @@ class HostRing final : public RingMapping {
       } else if (sums) {
         piece.sum = digest_sum(from, piece.bytes, piece.first_word);
       } else if (piece.destination != nullptr) {
-        std::memcpy(piece.destination, from, piece.bytes);
+        bulk_copy(piece.destination, from, piece.bytes);
       }
     }
     return Status::ok();

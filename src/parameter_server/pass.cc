@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "base/log.h"
 #include "base/strings.h"
-#include "parameter_server/catalog_fingerprint.h"
 #include "worker/closer.h"
 
 namespace ckpt {
@@ -18,170 +16,50 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Dense numbers for host ids, in order of the lowest rank on each. `id_of(rank)` for every rank of
-/// the job.
-template <typename IdOf>
-std::vector<int> number_hosts(int world_size, IdOf id_of) {
-  std::map<std::string, int> numbers;
-  std::vector<int> hosts;
-  for (int rank = 0; rank < world_size; ++rank) {
-    hosts.push_back(numbers.emplace(id_of(rank), static_cast<int>(numbers.size())).first->second);
-  }
-  return hosts;
-}
-
-std::vector<PlanRank> plan_ranks(const std::vector<int>& hosts,
-                                 const std::vector<int>& recipients) {
-  std::vector<PlanRank> ranks(hosts.size());
-  for (std::size_t i = 0; i < hosts.size(); ++i) ranks[i].host = hosts[i];
-  for (const int rank : recipients) ranks[static_cast<std::size_t>(rank)].recipient = true;
-  return ranks;
-}
-
-// Without staging, what is received would have to go into the memory of a GPU.
-Status check_reachable(const Plan& plan) {
-  if (plan.options.receive_into_rings || plan.options.staging_chunks > 0) return Status();
-  for (const Part& part : plan.parts) {
-    for (const Stop& stop : plan.stops_of(part)) {
-      if (stop.rank == part.owner || part.bytes == 0) continue;
-      return resource_exhausted(concat(
-          "rank ", stop.rank, " takes weights of rank ", part.owner,
-          " over the network, which needs staging, and no memory of its GPU is left for that"));
-    }
-  }
-  return Status();
-}
-
 }  // namespace
 
-bool CachedPlan::crosses_hosts() const {
-  return std::any_of(recipients.begin(), recipients.end(), [&](int rank) {
-    return hosts[static_cast<std::size_t>(rank)] !=
-           hosts[static_cast<std::size_t>(recipients.front())];
-  });
-}
-
-Pass::Pass(const PassSetup& setup, std::uint32_t number, std::vector<int> recipients)
-    : setup_(setup), number_(number), recipients_(std::move(recipients)) {}
+Pass::Pass(const PassSetup& setup, std::uint32_t number, PlannedPass planned)
+    : setup_(setup),
+      number_(number),
+      recipients_(std::move(planned.recipients)),
+      offers_(std::move(planned.offers)),
+      local_recipients_(std::move(planned.local_recipients)),
+      plan_(std::move(planned.plan)),
+      lanes_([this](const Status& status) {
+        if (!setup_.abort->raised())
+          setup_.control.abort(setup_.epoch, status.on_rank(setup_.rank));
+      }),
+      prepare_stages_(std::move(planned.stages)) {}
 
 Pass::~Pass() {
-  join_lanes();
+  lanes_.join();
   if (!buffers_) return;
   buffers_->close_opened();
   buffers_->wait_until_closed(Deadline::after(kClosingPatience));
 }
 
-std::string Pass::tag(const char* step) const { return concat(step, "-", number_); }
-
 Result<std::unique_ptr<Pass>> Pass::prepare(const PassSetup& setup, std::uint32_t number,
                                             std::vector<int> recipients, std::string address,
                                             std::shared_ptr<const CachedPlan>& cached) {
-  std::unique_ptr<Pass> pass(new Pass(setup, number, std::move(recipients)));
-  CKPT_RETURN_IF_ERROR(pass->agree_and_plan(cached));
+  CKPT_ASSIGN_OR_RETURN(PlannedPass planned,
+                        plan_pass(setup, number, std::move(recipients), cached));
+  std::unique_ptr<Pass> pass(new Pass(setup, number, std::move(planned)));
   const auto begin = std::chrono::steady_clock::now();
   CKPT_RETURN_IF_ERROR(pass->allocate_and_open(std::move(address)));
   pass->prepare_stages_.push_back({"allocate", seconds_since(begin), pass->buffers_->ring_bytes()});
-  CKPT_RETURN_IF_ERROR(pass->start_lanes());
+  if (const Status status = pass->start_lanes(); !status.is_ok()) {
+    // Lanes that run already wait for the others.
+    setup.control.abort(setup.epoch, status.on_rank(setup.rank));
+    setup.abort->raise(status.on_rank(setup.rank));
+    return status;
+  }
   return pass;
-}
-
-Status Pass::agree_and_plan(std::shared_ptr<const CachedPlan>& cached) {
-  const auto begin = std::chrono::steady_clock::now();
-  PassOffer mine;
-  mine.host_id = setup_.host_id;
-  mine.device_kind = setup_.device.kind();
-  mine.device_uuid = setup_.device.uuid();
-  CKPT_ASSIGN_OR_RETURN(const DeviceMemory memory, setup_.device.memory());
-  mine.available_bytes =
-      static_cast<std::uint64_t>(static_cast<double>(memory.free_bytes) * setup_.memory_fraction);
-  mine.ring_bytes = setup_.memory.ring_bytes;
-  mine.bucket_bytes = setup_.memory.bucket_bytes;
-  mine.chunk_bytes = setup_.memory.chunk_bytes;
-  mine.catalog_fingerprint = catalog_fingerprint(*setup_.catalog);
-  mine.verify = setup_.verify;
-  mine.sharing = setup_.memory.sharing;
-  mine.instance_size = setup_.instance_size;
-  CKPT_ASSIGN_OR_RETURN(
-      const auto gathered,
-      setup_.control.all_gather(tag("offer"), recipients_, encode(mine), setup_.deadline,
-                                setup_.abort.get(), setup_.epoch));
-  std::map<std::string, std::uint64_t> sharers;  // ranks per device
-  for (std::size_t i = 0; i < gathered.size(); ++i) {
-    CKPT_ASSIGN_OR_RETURN(PassOffer offer, decode_pass_offer(gathered[i]));
-    const auto differs = [&](const char* what) {
-      return invalid_argument(concat("ranks ", setup_.rank, " and ", recipients_[i],
-                                     " were given different ", what,
-                                     "; start all ranks with the same options"));
-    };
-    if (offer.catalog_fingerprint != mine.catalog_fingerprint) {
-      return failed_precondition(
-          concat("ranks ", setup_.rank, " and ", recipients_[i],
-                 " have gathered different metas; call gather_metas on all ranks again"));
-    }
-    if (offer.device_kind != mine.device_kind) return differs("kinds of device");
-    if (offer.ring_bytes != mine.ring_bytes) return differs("ring sizes");
-    if (offer.bucket_bytes != mine.bucket_bytes) return differs("bucket sizes");
-    if (offer.chunk_bytes != mine.chunk_bytes) return differs("chunk sizes");
-    if (offer.verify != mine.verify) return differs("choices of verification");
-    if (offer.sharing != mine.sharing) return differs("collectives");
-    if (offer.instance_size != mine.instance_size) return differs("instance sizes");
-    ++sharers[concat(offer.host_id, '\0', offer.device_uuid)];
-    offers_.push_back(std::move(offer));
-  }
-
-  const bool per_rank = mine.sharing == RingSharing::kPerRank;
-  std::uint64_t available = UINT64_MAX;
-  for (const PassOffer& offer : offers_) {
-    // The ranks on a device share its memory; without rings of their own they have one together.
-    const std::uint64_t share =
-        per_rank ? sharers[concat(offer.host_id, '\0', offer.device_uuid)] : 1;
-    available = std::min(available, offer.available_bytes / share);
-  }
-  const std::vector<int> hosts =
-      number_hosts(setup_.world_size, [&](int rank) -> const std::string& {
-        const auto at = std::lower_bound(recipients_.begin(), recipients_.end(), rank);
-        if (at != recipients_.end() && *at == rank)
-          return offers_[static_cast<std::size_t>(at - recipients_.begin())].host_id;
-        return setup_.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance.host_id;
-      });
-  for (const int rank : recipients_) {
-    if (hosts[static_cast<std::size_t>(rank)] == hosts[static_cast<std::size_t>(setup_.rank)]) {
-      local_recipients_.push_back(rank);
-    }
-  }
-
-  // The memory that is free changes from update to update: the sizes decide, not the bytes.
-  CKPT_ASSIGN_OR_RETURN(PlanOptions sizes, fit_memory(*setup_.catalog, setup_.memory, available));
-  sizes.receive_into_rings = setup_.device.kind() == DeviceKind::kHost;
-  const bool fits = cached && cached->catalog == setup_.catalog && cached->hosts == hosts &&
-                    cached->recipients == recipients_ &&
-                    cached->plan.options.ring_bytes == sizes.ring_bytes &&
-                    cached->plan.options.bucket_bytes == sizes.bucket_bytes &&
-                    cached->plan.options.chunk_bytes == sizes.chunk_bytes &&
-                    cached->plan.options.staging_chunks == sizes.staging_chunks &&
-                    cached->plan.options.serial == sizes.serial;
-  prepare_stages_.push_back({"agree", seconds_since(begin), 0});
-  const auto plan_begin = std::chrono::steady_clock::now();
-  if (!fits) {
-    auto fresh = std::make_shared<CachedPlan>();
-    fresh->catalog = setup_.catalog;
-    fresh->hosts = hosts;
-    fresh->recipients = recipients_;
-    const std::vector<PlanRank> ranks = plan_ranks(hosts, recipients_);
-    CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*setup_.catalog, ranks, sizes));
-    CKPT_RETURN_IF_ERROR(check_reachable(fresh->plan));
-    fresh->schedule = make_schedule(fresh->plan, ranks, setup_.rank);
-    cached = std::move(fresh);
-  }
-  plan_ = cached;
-  prepare_stages_.push_back({"plan", seconds_since(plan_begin), 0});
-  return Status();
 }
 
 Status Pass::gather_ready(const char* step, const PassReady& mine) {
   CKPT_ASSIGN_OR_RETURN(
       const auto gathered,
-      setup_.control.all_gather(tag(step), recipients_, encode(mine), setup_.deadline,
+      setup_.control.all_gather(pass_tag(step, number_), recipients_, encode(mine), setup_.deadline,
                                 setup_.abort.get(), setup_.epoch));
   ready_.clear();
   for (const auto& bytes : gathered) {
@@ -282,28 +160,6 @@ Status Pass::connect_peers() {
   return Status();
 }
 
-void Pass::run_lane(const char* name, std::function<Status()> body,
-                    std::function<std::uint64_t()> bytes) {
-  auto lane = std::make_unique<Lane>();
-  lane->name = name;
-  lane->bytes = std::move(bytes);
-  lane->thread = std::thread([this, lane = lane.get(), body = std::move(body)] {
-    const auto begin = std::chrono::steady_clock::now();
-    lane->status = body();
-    lane->seconds = seconds_since(begin);
-    if (!lane->status.is_ok() && !setup_.abort->raised()) {
-      setup_.control.abort(setup_.epoch, lane->status.on_rank(setup_.rank));
-    }
-  });
-  lanes_.push_back(std::move(lane));
-}
-
-void Pass::join_lanes() {
-  for (const auto& lane : lanes_) {
-    if (lane->thread.joinable()) lane->thread.join();
-  }
-}
-
 Status Pass::start_lanes() {
   const Plan& plan = plan_->plan;
   const Schedule& schedule = plan_->schedule;
@@ -354,19 +210,19 @@ Status Pass::start_lanes() {
                     setup_.rank, buffers.ring(), source, staging, std::move(stream)}));
   }
   // Everybody can hear signals and has opened everything before anybody's first chunk is done.
-  CKPT_RETURN_IF_ERROR(setup_.control.barrier(tag("opened"), recipients_, setup_.deadline,
-                                              setup_.abort.get(), setup_.epoch));
+  CKPT_RETURN_IF_ERROR(setup_.control.barrier(pass_tag("opened", number_), recipients_,
+                                              setup_.deadline, setup_.abort.get(), setup_.epoch));
   // A lane that waits for a worker would otherwise be the first to miss the deadline, and hide who
   // really did.
   const Deadline late = Deadline::at(setup_.deadline.when() + std::chrono::seconds(1));
   const auto start = [&](const char* name, auto& lane) {
-    run_lane(
+    return lanes_.start(
         name, [this, &lane, late] { return lane.run(late, *setup_.abort); },
         [&lane] { return lane.bytes(); });
   };
-  if (fill_) start("fill", *fill_);
-  if (cross_ && !schedule.receive.empty()) start("receive", *cross_);
-  for (const auto& pull : local_) start("pull", *pull);
+  if (fill_) CKPT_RETURN_IF_ERROR(start("fill", *fill_));
+  if (cross_ && !schedule.receive.empty()) CKPT_RETURN_IF_ERROR(start("receive", *cross_));
+  for (const auto& pull : local_) CKPT_RETURN_IF_ERROR(start("pull", *pull));
   return Status();
 }
 
@@ -445,30 +301,19 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
 
   // One no is everybody's no: nobody's worker is told to finish unless every worker has everything.
   CKPT_RETURN_IF_ERROR(stage("agree-loaded", 0, [&] {
-    return setup_.control.vote(tag("loaded"), recipients_, Status(), setup_.deadline,
+    return setup_.control.vote(pass_tag("loaded", number_), recipients_, Status(), setup_.deadline,
                                setup_.abort.get(), setup_.epoch);
   }));
-  join_lanes();
+  lanes_.join();
   buffers_->close_opened();  // before the barrier below, after which owners free their staging
-  for (const auto& lane : lanes_) {
-    CKPT_RETURN_IF_ERROR(lane->status);
-    StageReport done{lane->name, lane->seconds, lane->bytes()};
-    // The pulls of several streams run at once: one stage.
-    StageReport& last = report.stages.back();
-    if (last.name == done.name) {
-      done.seconds = std::max(done.seconds, last.seconds);
-      done.bytes += last.bytes;
-      report.stages.pop_back();
-    }
-    report.stages.push_back(std::move(done));
-  }
+  CKPT_RETURN_IF_ERROR(lanes_.report(report.stages));
   if (fill_) report.filled_bytes += fill_->bytes();
   if (cross_) report.received_bytes += cross_->bytes();
 
   CKPT_RETURN_IF_ERROR(
       stage("release", 0, [&] { return channel.release(setup_.deadline, *setup_.abort); }));
-  CKPT_RETURN_IF_ERROR(setup_.control.barrier(tag("released"), recipients_, setup_.deadline,
-                                              setup_.abort.get(), setup_.epoch));
+  CKPT_RETURN_IF_ERROR(setup_.control.barrier(pass_tag("released", number_), recipients_,
+                                              setup_.deadline, setup_.abort.get(), setup_.epoch));
   cross_.reset();
   peers_.clear();
   if (ring_region_) ring_region_->close(setup_.deadline);
@@ -477,8 +322,8 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   buffers_.reset();
   CKPT_RETURN_IF_ERROR(
       stage("finish", 0, [&] { return channel.finish(setup_.deadline, *setup_.abort); }));
-  CKPT_RETURN_IF_ERROR(setup_.control.vote(tag("finished"), recipients_, Status(), setup_.deadline,
-                                           setup_.abort.get(), setup_.epoch));
+  CKPT_RETURN_IF_ERROR(setup_.control.vote(pass_tag("finished", number_), recipients_, Status(),
+                                           setup_.deadline, setup_.abort.get(), setup_.epoch));
   ++report.passes;
   return Status();
 }

@@ -4,9 +4,7 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "checkpoint_engine/parameter_server.h"
@@ -15,24 +13,14 @@
 #include "collective/spread.h"
 #include "parameter_server/deliver_lane.h"
 #include "parameter_server/fill_lane.h"
+#include "parameter_server/lane_threads.h"
 #include "parameter_server/pass_buffers.h"
 #include "parameter_server/pass_setup.h"
+#include "parameter_server/planned_pass.h"
 #include "plan/schedule.h"
 #include "worker/channel.h"
 
 namespace ckpt {
-
-/// The plan of a pass and what it was made of, kept as long as the inputs stay the same.
-struct CachedPlan {
-  std::shared_ptr<const Catalog> catalog;
-  std::vector<int> hosts;
-  std::vector<int> recipients;
-  Plan plan;
-  Schedule schedule;
-
-  /// True when recipients of several hosts take the bytes from each other.
-  bool crosses_hosts() const;
-};
 
 /// All methods on one thread. The destructor ends the lanes (raise the abort signal first, unless
 /// run() has returned ok).
@@ -65,27 +53,22 @@ class Pass {
   std::shared_ptr<void> keep_alive() const { return buffers_; }
 
  private:
-  Pass(const PassSetup& setup, std::uint32_t number, std::vector<int> recipients);
-  Status agree_and_plan(std::shared_ptr<const CachedPlan>& cached);
+  Pass(const PassSetup& setup, std::uint32_t number, PlannedPass planned);
   Status allocate_and_open(std::string address);
   Status gather_ready(const char* step, const PassReady& mine);
   Status register_for_other_hosts(PassReady& mine);
   Status connect_peers();
   Status start_lanes();
-  void run_lane(const char* name, std::function<Status()> body,
-                std::function<std::uint64_t()> bytes);
-  void join_lanes();
   void close_when_open_everywhere();
-  std::string tag(const char* step) const;
   std::size_t index_of(int recipient) const;
 
   const PassSetup& setup_;
   const std::uint32_t number_;
   const std::vector<int> recipients_;
-  std::vector<PassOffer> offers_;  // one for each recipient
-  std::vector<PassReady> ready_;   // one for each recipient
-  std::vector<int> local_recipients_;
-  std::shared_ptr<const CachedPlan> plan_;
+  const std::vector<PassOffer> offers_;  // one for each recipient
+  std::vector<PassReady> ready_;         // one for each recipient
+  const std::vector<int> local_recipients_;
+  const std::shared_ptr<const CachedPlan> plan_;
   std::shared_ptr<PassBuffers> buffers_;
   std::unique_ptr<RingCredits> space_;
   std::unique_ptr<MemoryRegion> ring_region_;  // or of the staging that other hosts read
@@ -98,14 +81,7 @@ class Pass {
   std::unique_ptr<Spread> cross_;
   std::unique_ptr<PullProgress> pulled_;
   std::vector<std::unique_ptr<Spread>> local_;  // one for each stream that is pulled
-  struct Lane {
-    std::string name;
-    std::function<std::uint64_t()> bytes;
-    std::thread thread;
-    double seconds = 0;
-    Status status;
-  };
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  LaneThreads lanes_;
   std::vector<StageReport> prepare_stages_;
 };
 

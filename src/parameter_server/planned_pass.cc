@@ -1,0 +1,184 @@
+#include "parameter_server/planned_pass.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <utility>
+
+#include "base/strings.h"
+#include "parameter_server/catalog_fingerprint.h"
+
+namespace ckpt {
+namespace {
+
+/// Dense numbers for host ids, in order of the lowest rank on each. `id_of(rank)` for every rank of
+/// the job.
+template <typename IdOf>
+std::vector<int> number_hosts(int world_size, IdOf id_of) {
+  std::map<std::string, int> numbers;
+  std::vector<int> hosts;
+  for (int rank = 0; rank < world_size; ++rank) {
+    hosts.push_back(numbers.emplace(id_of(rank), static_cast<int>(numbers.size())).first->second);
+  }
+  return hosts;
+}
+
+std::vector<PlanRank> plan_ranks(const std::vector<int>& hosts,
+                                 const std::vector<int>& recipients) {
+  std::vector<PlanRank> ranks(hosts.size());
+  for (std::size_t i = 0; i < hosts.size(); ++i) ranks[i].host = hosts[i];
+  for (const int rank : recipients) ranks[static_cast<std::size_t>(rank)].recipient = true;
+  return ranks;
+}
+
+// Without staging, what is received would have to go into the memory of a GPU.
+Status check_reachable(const Plan& plan) {
+  if (plan.options.receive_into_rings || plan.options.staging_chunks > 0) return Status();
+  for (const Part& part : plan.parts) {
+    for (const Stop& stop : plan.stops_of(part)) {
+      if (stop.rank == part.owner || part.bytes == 0) continue;
+      return resource_exhausted(concat(
+          "rank ", stop.rank, " takes weights of rank ", part.owner,
+          " over the network, which needs staging, and no memory of its GPU is left for that"));
+    }
+  }
+  return Status();
+}
+
+Result<PassOffer> own_offer(const PassSetup& setup) {
+  PassOffer mine;
+  mine.host_id = setup.host_id;
+  mine.device_kind = setup.device.kind();
+  mine.device_uuid = setup.device.uuid();
+  CKPT_ASSIGN_OR_RETURN(const DeviceMemory memory, setup.device.memory());
+  mine.available_bytes =
+      static_cast<std::uint64_t>(static_cast<double>(memory.free_bytes) * setup.memory_fraction);
+  mine.ring_bytes = setup.memory.ring_bytes;
+  mine.bucket_bytes = setup.memory.bucket_bytes;
+  mine.chunk_bytes = setup.memory.chunk_bytes;
+  mine.catalog_fingerprint = catalog_fingerprint(*setup.catalog);
+  mine.verify = setup.verify;
+  mine.sharing = setup.memory.sharing;
+  mine.instance_size = setup.instance_size;
+  return mine;
+}
+
+// Ok when ranks that made these offers can share a pass.
+Status check_agreement(const PassOffer& mine, int my_rank, const PassOffer& other, int other_rank) {
+  const auto differs = [&](const char* what) {
+    return invalid_argument(concat("ranks ", my_rank, " and ", other_rank, " were given different ",
+                                   what, "; start all ranks with the same options"));
+  };
+  if (other.catalog_fingerprint != mine.catalog_fingerprint) {
+    return failed_precondition(
+        concat("ranks ", my_rank, " and ", other_rank,
+               " have gathered different metas; call gather_metas on all ranks again"));
+  }
+  if (other.device_kind != mine.device_kind) return differs("kinds of device");
+  if (other.ring_bytes != mine.ring_bytes) return differs("ring sizes");
+  if (other.bucket_bytes != mine.bucket_bytes) return differs("bucket sizes");
+  if (other.chunk_bytes != mine.chunk_bytes) return differs("chunk sizes");
+  if (other.verify != mine.verify) return differs("choices of verification");
+  if (other.sharing != mine.sharing) return differs("collectives");
+  if (other.instance_size != mine.instance_size) return differs("instance sizes");
+  return Status();
+}
+
+// Collective: the offer of every recipient, mine among them.
+Result<std::vector<PassOffer>> exchange_offers(const PassSetup& setup, std::uint32_t number,
+                                               const std::vector<int>& recipients) {
+  CKPT_ASSIGN_OR_RETURN(const PassOffer mine, own_offer(setup));
+  CKPT_ASSIGN_OR_RETURN(
+      const auto gathered,
+      setup.control.all_gather(pass_tag("offer", number), recipients, encode(mine), setup.deadline,
+                               setup.abort.get(), setup.epoch));
+  std::vector<PassOffer> offers;
+  for (std::size_t i = 0; i < gathered.size(); ++i) {
+    CKPT_ASSIGN_OR_RETURN(PassOffer offer, decode_pass_offer(gathered[i]));
+    CKPT_RETURN_IF_ERROR(check_agreement(mine, setup.rank, offer, recipients[i]));
+    offers.push_back(std::move(offer));
+  }
+  return offers;
+}
+
+// What every recipient can give to its ring and staging: the least of all. The ranks on a device
+// share its memory; without rings of their own they have one together.
+std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing sharing) {
+  const auto device = [](const PassOffer& offer) {
+    return concat(offer.host_id, '\0', offer.device_uuid);
+  };
+  std::map<std::string, std::uint64_t> sharers;
+  for (const PassOffer& offer : offers) ++sharers[device(offer)];
+  std::uint64_t least = UINT64_MAX;
+  for (const PassOffer& offer : offers) {
+    const std::uint64_t share = sharing == RingSharing::kPerRank ? sharers[device(offer)] : 1;
+    least = std::min(least, offer.available_bytes / share);
+  }
+  return least;
+}
+
+// The memory that is free changes from update to update: the sizes decide, not the bytes.
+bool fits(const CachedPlan& plan, const Catalog* catalog, const std::vector<int>& hosts,
+          const std::vector<int>& recipients, const PlanOptions& sizes) {
+  const PlanOptions& had = plan.plan.options;
+  return plan.catalog.get() == catalog && plan.hosts == hosts && plan.recipients == recipients &&
+         had.ring_bytes == sizes.ring_bytes && had.bucket_bytes == sizes.bucket_bytes &&
+         had.chunk_bytes == sizes.chunk_bytes && had.staging_chunks == sizes.staging_chunks &&
+         had.serial == sizes.serial;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+bool CachedPlan::crosses_hosts() const {
+  return std::any_of(recipients.begin(), recipients.end(), [&](int rank) {
+    return hosts[static_cast<std::size_t>(rank)] !=
+           hosts[static_cast<std::size_t>(recipients.front())];
+  });
+}
+
+Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
+                              std::vector<int> recipients,
+                              std::shared_ptr<const CachedPlan>& cached) {
+  const auto begin = std::chrono::steady_clock::now();
+  PlannedPass pass;
+  pass.recipients = std::move(recipients);
+  CKPT_ASSIGN_OR_RETURN(pass.offers, exchange_offers(setup, number, pass.recipients));
+  const std::vector<int> hosts =
+      number_hosts(setup.world_size, [&](int rank) -> const std::string& {
+        const auto at = std::lower_bound(pass.recipients.begin(), pass.recipients.end(), rank);
+        if (at != pass.recipients.end() && *at == rank)
+          return pass.offers[static_cast<std::size_t>(at - pass.recipients.begin())].host_id;
+        return setup.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance.host_id;
+      });
+  for (const int rank : pass.recipients) {
+    if (hosts[static_cast<std::size_t>(rank)] == hosts[static_cast<std::size_t>(setup.rank)])
+      pass.local_recipients.push_back(rank);
+  }
+  CKPT_ASSIGN_OR_RETURN(
+      PlanOptions sizes,
+      fit_memory(*setup.catalog, setup.memory, least_available(pass.offers, setup.memory.sharing)));
+  sizes.receive_into_rings = setup.device.kind() == DeviceKind::kHost;
+  pass.stages.push_back({"agree", seconds_since(begin), 0});
+
+  const auto plan_begin = std::chrono::steady_clock::now();
+  if (!cached || !fits(*cached, setup.catalog.get(), hosts, pass.recipients, sizes)) {
+    auto fresh = std::make_shared<CachedPlan>();
+    fresh->catalog = setup.catalog;
+    fresh->hosts = hosts;
+    fresh->recipients = pass.recipients;
+    const std::vector<PlanRank> ranks = plan_ranks(hosts, pass.recipients);
+    CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*setup.catalog, ranks, sizes));
+    CKPT_RETURN_IF_ERROR(check_reachable(fresh->plan));
+    fresh->schedule = make_schedule(fresh->plan, ranks, setup.rank);
+    cached = std::move(fresh);
+  }
+  pass.plan = cached;
+  pass.stages.push_back({"plan", seconds_since(plan_begin), 0});
+  return pass;
+}
+
+}  // namespace ckpt

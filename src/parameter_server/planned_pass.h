@@ -1,0 +1,50 @@
+// What the recipients of a pass agree on before anything is allocated: that they were given the
+// same options, how large ring and chunks may be, and the plan.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/strings.h"
+#include "checkpoint_engine/parameter_server.h"
+#include "parameter_server/pass_messages.h"
+#include "parameter_server/pass_setup.h"
+#include "plan/plan.h"
+#include "plan/schedule.h"
+
+namespace ckpt {
+
+/// The plan of a pass and what it was made of, kept as long as the inputs stay the same.
+struct CachedPlan {
+  std::shared_ptr<const Catalog> catalog;
+  std::vector<int> hosts;
+  std::vector<int> recipients;
+  Plan plan;
+  Schedule schedule;
+
+  /// True when recipients of several hosts take the bytes from each other.
+  bool crosses_hosts() const;
+};
+
+struct PlannedPass {
+  std::vector<int> recipients;        ///< ascending
+  std::vector<PassOffer> offers;      ///< one for each recipient
+  std::vector<int> local_recipients;  ///< those on this rank's host
+  std::shared_ptr<const CachedPlan> plan;
+  std::vector<StageReport> stages;
+};
+
+/// What distinguishes the collective operations of one pass from those of another.
+inline std::string pass_tag(const char* step, std::uint32_t pass) {
+  return concat(step, "-", pass);
+}
+
+/// Collective over `recipients` (ascending, this rank among them). `cached` is used if it fits and
+/// replaced if not.
+Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
+                              std::vector<int> recipients,
+                              std::shared_ptr<const CachedPlan>& cached);
+
+}  // namespace ckpt

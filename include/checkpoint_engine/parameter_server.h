@@ -14,7 +14,7 @@
 #include "checkpoint_engine/status.h"
 #include "checkpoint_engine/tensor.h"
 
-namespace ckpt {
+namespace [[gnu::visibility("default")]] ckpt {
 
 struct ParameterServerOptions {
   /// Unset: from torchrun, Open MPI or Slurm variables; a single process where none is set.

@@ -11,7 +11,7 @@
 #include "checkpoint_engine/status.h"
 #include "checkpoint_engine/tensor.h"
 
-namespace ckpt {
+namespace [[gnu::visibility("default")]] ckpt {
 
 /// A tensor that lies in the ring, for as long as Loader::load runs.
 struct TensorView {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <variant>
 
-namespace ckpt {
+namespace [[gnu::visibility("default")]] ckpt {
 
 /// What failed, grouped by what it breaks. Values travel on the wire: never renumber.
 enum class StatusCode : int {

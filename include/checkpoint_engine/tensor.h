@@ -9,7 +9,7 @@
 
 #include "checkpoint_engine/status.h"
 
-namespace ckpt {
+namespace [[gnu::visibility("default")]] ckpt {
 
 /// Element types of the safetensors format. Values travel on the wire: never renumber.
 enum class DType : std::uint8_t {

@@ -224,10 +224,13 @@ std::vector<std::byte> encode_instance_data(const InstanceData& data) {
   const auto pool_offsets = builder.CreateVector(region_offsets);
   const auto pool_bytes = builder.CreateVector(region_bytes);
   const auto pool_ids = builder.CreateVector(region_ids);
+  const auto address = builder.CreateString(data.network.address);
+  const auto devices = builder.CreateVectorOfStrings(data.network.devices);
   builder.Finish(
       fb::CreateInstanceData(builder, data.rank, data.epoch, host_id, data.layout_hash.high,
                              data.layout_hash.low, data.digest_algorithm, offsets, digests,
-                             descriptor, pool_offsets, pool_bytes, pool_ids),
+                             descriptor, pool_offsets, pool_bytes, pool_ids, data.door_region,
+                             address, devices, data.network.mbit),
       kInstanceIdentifier);
   return finished(builder);
 }
@@ -254,6 +257,14 @@ Result<InstanceData> decode_instance_data(std::span<const std::byte> bytes) {
   const auto descriptor = std::as_bytes(items(table->transport_descriptor()));
   data.transport_descriptor.assign(descriptor.begin(), descriptor.end());
   CKPT_ASSIGN_OR_RETURN(data.pool_regions, decode_pool_regions(*table));
+  data.door_region = table->door_region();
+  data.network.mbit = table->network_mbit();
+  if (table->network_address() != nullptr) data.network.address = table->network_address()->str();
+  if (table->network_devices() != nullptr) {
+    for (const auto* device : *table->network_devices()) {
+      data.network.devices.push_back(device->str());
+    }
+  }
   return data;
 }
 

@@ -46,6 +46,16 @@ struct PoolRegion {
   bool operator==(const PoolRegion&) const = default;
 };
 
+/// Where a rank is in the network, as far as it knows: for planning and for people. Reading needs
+/// only the transport descriptor.
+struct NetworkPlace {
+  std::string address;               ///< of its interface, e.g. "10.0.0.7"; empty: none
+  std::vector<std::string> devices;  ///< e.g. "mlx5_0:1", "eth0"; equal lists of a host share them
+  std::uint64_t mbit = 0;            ///< of all devices together, per second; 0: unknown
+
+  bool operator==(const NetworkPlace&) const = default;
+};
+
 /// What changes from registration to registration. Offsets are *pool offsets*: positions in the
 /// owner's pool, one address space per rank even where the memory behind it comes in several
 /// pieces.
@@ -62,6 +72,9 @@ struct InstanceData {
   std::vector<std::byte> transport_descriptor;
   /// Ascending and without overlap; empty when there is no descriptor.
   std::vector<PoolRegion> pool_regions;
+  /// The region that readers of other jobs knock at (transport/lease.h); 0: none.
+  std::uint64_t door_region = 0;
+  NetworkPlace network;
 
   bool operator==(const InstanceData&) const = default;
 };

@@ -52,7 +52,12 @@ Json rank_to_json(const InstanceData& data, std::size_t layout) {
           {"offsets", data.offsets},
           {"digests", std::move(digests)},
           {"transport_descriptor", hex(data.transport_descriptor)},
-          {"pool_regions", std::move(regions)}};
+          {"pool_regions", std::move(regions)},
+          {"door_region", hex(data.door_region)},
+          {"network",
+           {{"address", data.network.address},
+            {"devices", data.network.devices},
+            {"mbit", data.network.mbit}}}};
 }
 
 /// An object of the text, and where it stands, for errors.
@@ -172,6 +177,19 @@ Result<std::vector<PoolRegion>> regions_from_json(const Fields& fields, const st
   return regions;
 }
 
+Result<NetworkPlace> network_from_json(const Json& json, const std::string& place) {
+  const Fields fields(json, concat(place, "network: "));
+  NetworkPlace network;
+  CKPT_ASSIGN_OR_RETURN(network.address, fields.text("address"));
+  CKPT_ASSIGN_OR_RETURN(network.mbit, fields.number("mbit"));
+  CKPT_ASSIGN_OR_RETURN(const Json* devices, fields.list("devices"));
+  for (const Json& device : *devices) {
+    if (!device.is_string()) return fields.wrong("devices", "a list of strings");
+    network.devices.push_back(device.get<std::string>());
+  }
+  return network;
+}
+
 Result<RankMetas> rank_from_json(const Json& json, int rank,
                                  const std::vector<std::shared_ptr<const Layout>>& layouts) {
   const std::string place = concat("ranks[", rank, "]: ");
@@ -206,6 +224,12 @@ Result<RankMetas> rank_from_json(const Json& json, int rank,
     CKPT_ASSIGN_OR_RETURN(data.transport_descriptor, bytes_of_hex(fields, "transport_descriptor"));
   }
   CKPT_ASSIGN_OR_RETURN(data.pool_regions, regions_from_json(fields, place));
+  if (fields.has("door_region")) {
+    CKPT_ASSIGN_OR_RETURN(data.door_region, fields.hex64("door_region"));
+  }
+  if (fields.has("network")) {
+    CKPT_ASSIGN_OR_RETURN(data.network, network_from_json(json.at("network"), place));
+  }
   return out;
 }
 

@@ -5,7 +5,9 @@
 //                ...],
 //    "ranks": [{"layout": 0, "epoch": HEX, "host_id": TEXT, "digest_algorithm": 1,
 //               "offsets": [0, 256, ...], "digests": [HEX, ...], "transport_descriptor": HEX,
-//               "pool_regions": [{"pool_offset": 0, "bytes": 4096, "region": HEX}, ...]}, ...]}
+//               "pool_regions": [{"pool_offset": 0, "bytes": 4096, "region": HEX}, ...],
+//               "door_region": HEX,
+//               "network": {"address": "10.0.0.7", "devices": ["eth0"], "mbit": 10000}}, ...]}
 //
 // Element i of "ranks" belongs to rank i, and its "layout" is an index into "layouts"; element i of
 // its offsets and digests belongs to tensor i of that layout. HEX is a string of hexadecimal
@@ -25,7 +27,7 @@ namespace ckpt {
 /// Only for metas that Catalog::build accepts.
 std::string metas_to_json(const Metas& metas);
 
-/// Unknown fields are ignored, and transport_descriptor and pool_regions may be absent.
+/// Unknown fields are ignored, and transport_descriptor and those behind it may be absent.
 /// kInvalidArgument names the field that is missing or wrong; kUnsupported for a later version.
 Result<Metas> metas_from_json(std::string_view text);
 

@@ -39,6 +39,8 @@ Metas some_metas() {
   }
   metas.ranks[1].instance.transport_descriptor = {std::byte{0}, std::byte{0xAB}, std::byte{0xFF}};
   metas.ranks[1].instance.pool_regions = {{0, 100, ~0ull}, {4096, 1ull << 63, 2}};
+  metas.ranks[1].instance.door_region = 1ull << 60;
+  metas.ranks[2].instance.network = {"fe80::1", {"mlx5_0:1", "eth0"}, 400'000};
   return metas;
 }
 
@@ -69,6 +71,8 @@ TEST(MetasJson, UnknownFieldsAreIgnoredAndOptionalOnesMayBeAbsent) {
   text = replaced(text, "\"epoch\"", "\"later\":1.5,\"epoch\"");
   text = replaced(text, "\"transport_descriptor\"", "\"other_descriptor\"");
   text = replaced(text, "\"pool_regions\"", "\"other_regions\"");
+  text = replaced(text, "\"door_region\"", "\"other_door\"");
+  text = replaced(text, "\"network\"", "\"other_network\"");
   EXPECT_TRUE(metas_from_json(text).is_ok()) << metas_from_json(text).status().to_string();
 }
 

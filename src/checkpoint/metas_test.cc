@@ -29,6 +29,8 @@ InstanceData some_instance_data() {
   data.digests = {3, ~0ull, 5};
   data.transport_descriptor = {std::byte{1}, std::byte{0}, std::byte{255}};
   data.pool_regions = {{0, 4096, 7}, {4096, 100, 9}};
+  data.door_region = 11;
+  data.network = {"10.0.0.7", {"mlx5_0:1", "eth0"}, 200'000};
   return data;
 }
 

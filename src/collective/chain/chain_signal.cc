@@ -40,10 +40,17 @@ std::optional<ChainSignal> decode_chain_signal(std::span<const std::byte> bytes)
 
 ChainSignals::ChainSignals(Transport& transport) : transport_(transport) {
   transport_.set_signal_handler(
-      [this](const Transport::Sender&, std::span<const std::byte> bytes) { dispatch(bytes); });
+      [this](const Transport::Sender& sender, std::span<const std::byte> bytes) {
+        dispatch(sender, bytes);
+      });
 }
 
 ChainSignals::~ChainSignals() { transport_.set_signal_handler({}); }
+
+void ChainSignals::hand_on(Transport::SignalHandler other) {
+  const std::lock_guard lock(mutex_);
+  other_ = std::move(other);
+}
 
 void ChainSignals::open(std::uint64_t epoch, std::uint32_t pass, Handler handler) {
   const std::lock_guard lock(mutex_);
@@ -55,10 +62,13 @@ void ChainSignals::close(std::uint64_t epoch, std::uint32_t pass) {
   handlers_.erase({epoch, pass});
 }
 
-void ChainSignals::dispatch(std::span<const std::byte> bytes) {
+void ChainSignals::dispatch(const Transport::Sender& sender, std::span<const std::byte> bytes) {
   const auto signal = decode_chain_signal(bytes);
-  if (!signal) return;
   const std::lock_guard lock(mutex_);
+  if (!signal) {
+    if (other_) other_(sender, bytes);
+    return;
+  }
   const auto at = handlers_.find({signal->epoch, signal->pass});
   if (at != handlers_.end()) at->second(*signal);
 }

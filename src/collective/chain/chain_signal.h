@@ -46,6 +46,9 @@ class ChainSignals {
   ChainSignals(const ChainSignals&) = delete;
   ChainSignals& operator=(const ChainSignals&) = delete;
 
+  /// From now on `other` gets what is no signal of a chain, on the transport's thread; once, before
+  /// anybody can send such a thing.
+  void hand_on(Transport::SignalHandler other);
   /// From now on `handler` gets the signals of this pass, on the transport's thread: it must not
   /// block.
   void open(std::uint64_t epoch, std::uint32_t pass, Handler handler);
@@ -53,11 +56,12 @@ class ChainSignals {
   void close(std::uint64_t epoch, std::uint32_t pass);
 
  private:
-  void dispatch(std::span<const std::byte> bytes);
+  void dispatch(const Transport::Sender& sender, std::span<const std::byte> bytes);
 
   Transport& transport_;
   std::mutex mutex_;  // held while a handler runs, so that close() waits for it
   std::map<std::pair<std::uint64_t, std::uint32_t>, Handler> handlers_;
+  Transport::SignalHandler other_;
 };
 
 }  // namespace ckpt

@@ -88,8 +88,13 @@ void ChainSpread::hear(const ChainSignal& signal) {
 }
 
 std::string ChainSpread::describe(const IncomingChunk& incoming) const {
+  // An owner of another job is known by its own name there, not by its number here.
+  const auto pool = context_.pools.find(incoming.source);
   return concat("bucket ", incoming.chunk.bucket, " from ",
-                incoming.from_pool ? "the pool" : "the ring", " of rank ", incoming.source);
+                incoming.from_pool ? "the pool" : "the ring", " of ",
+                incoming.from_pool && pool != context_.pools.end() && pool->second.peer != nullptr
+                    ? pool->second.peer->label()
+                    : concat("rank ", incoming.source));
 }
 
 bool ChainSpread::has_room(std::size_t sequence) const {

@@ -1,0 +1,148 @@
+#include "transport/lease.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "base/strings.h"
+
+namespace ckpt {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x454C4B43;  // "CKLE"
+/// Beyond this the owner ignores new ones: readers cannot fill its memory.
+constexpr std::size_t kMaxLeases = 1 << 16;
+
+struct Layout {
+  std::uint32_t magic, kind;
+  std::uint64_t lease, door;
+};
+static_assert(sizeof(Layout) == std::tuple_size_v<LeaseSignalBytes>);
+
+}  // namespace
+
+LeaseSignalBytes encode_lease_signal(const LeaseSignal& signal) {
+  const Layout layout{kMagic, static_cast<std::uint32_t>(signal.kind), signal.lease, signal.door};
+  LeaseSignalBytes bytes;
+  std::memcpy(bytes.data(), &layout, sizeof(layout));
+  return bytes;
+}
+
+std::optional<LeaseSignal> decode_lease_signal(std::span<const std::byte> bytes) {
+  Layout layout;
+  if (bytes.size() != sizeof(layout)) return std::nullopt;
+  std::memcpy(&layout, bytes.data(), sizeof(layout));
+  const auto kind = static_cast<LeaseSignal::Kind>(layout.kind);
+  if (layout.magic != kMagic) return std::nullopt;
+  if (kind != LeaseSignal::Kind::kTake && kind != LeaseSignal::Kind::kEnd) return std::nullopt;
+  return LeaseSignal{kind, layout.lease, layout.door};
+}
+
+void LeaseTable::forget_expired() {
+  const auto now = Clock::now();
+  std::erase_if(leases_, [&](const auto& entry) { return entry.second.end <= now; });
+}
+
+void LeaseTable::hear(const Transport::Sender& sender, std::span<const std::byte> bytes) {
+  const auto signal = decode_lease_signal(bytes);
+  if (!signal) return;
+  const std::lock_guard lock(mutex_);
+  const Key key(sender.instance, signal->lease);
+  if (signal->kind == LeaseSignal::Kind::kEnd) {
+    leases_.erase(key);
+  } else {
+    if (leases_.size() >= kMaxLeases) forget_expired();
+    if (leases_.size() >= kMaxLeases && !leases_.contains(key)) return;
+    leases_[key] = {signal->door, Clock::now() + time_, std::string(sender.label)};
+  }
+  changed_.notify_all();
+}
+
+std::size_t LeaseTable::held(std::uint64_t door) {
+  const std::lock_guard lock(mutex_);
+  forget_expired();
+  return static_cast<std::size_t>(
+      std::ranges::count_if(leases_, [&](const auto& entry) { return entry.second.door == door; }));
+}
+
+std::vector<std::string> LeaseTable::wait_until_free(std::uint64_t door, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    forget_expired();
+    std::vector<std::string> readers;
+    auto wake = deadline.when();
+    for (const auto& [key, lease] : leases_) {
+      if (lease.door != door) continue;
+      readers.push_back(lease.reader);
+      wake = std::min(wake, lease.end);
+    }
+    if (!readers.empty() && !deadline.expired()) {
+      changed_.wait_until(lock, wake);
+      continue;
+    }
+    std::erase_if(leases_, [&](const auto& entry) { return entry.second.door == door; });
+    return readers;
+  }
+}
+
+std::vector<Status> knock(Transport& transport, std::span<const Door> doors, Deadline deadline,
+                          AbortSignal* abort) {
+  std::vector<std::uint64_t> shown(doors.size(), 0);
+  std::vector<std::unique_ptr<Read>> reads;  // end before what they write to
+  for (std::size_t i = 0; i < doors.size(); ++i) {
+    const ReadRange range{doors[i].region, 0, &shown[i], sizeof(shown[i])};
+    reads.push_back(transport.read(*doors[i].peer, {&range, 1}, deadline));
+  }
+  std::vector<Status> outcomes;
+  for (std::size_t i = 0; i < doors.size(); ++i) {
+    Status status = reads[i]->wait(deadline, abort);
+    if (status.is_ok() && shown[i] != doors[i].epoch) {
+      status = failed_precondition(concat(doors[i].peer->label(),
+                                          " has registered something else since the metas were "
+                                          "made: load them anew"));
+    }
+    outcomes.push_back(std::move(status));
+  }
+  return outcomes;
+}
+
+LeaseKeeper::~LeaseKeeper() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  tell_all(LeaseSignal::Kind::kEnd);
+}
+
+Status LeaseKeeper::take(std::vector<Door> doors, Deadline deadline, AbortSignal* abort) {
+  std::random_device random;
+  for (const Door& door : doors) held_.push_back({door, std::uint64_t{random()} << 32 | random()});
+  tell_all(LeaseSignal::Kind::kTake);
+  for (const Status& status : knock(transport_, doors, deadline, abort)) {
+    CKPT_RETURN_IF_ERROR(status);
+  }
+  if (!held_.empty()) thread_ = std::thread([this] { renew(); });
+  return Status::ok();
+}
+
+void LeaseKeeper::tell_all(LeaseSignal::Kind kind) {
+  for (const Held& held : held_) {
+    // An owner that is lost has no use for it, and the reads say that it is.
+    static_cast<void>(transport_.signal(*held.door.peer,
+                                        encode_lease_signal({kind, held.lease, held.door.region})));
+  }
+}
+
+void LeaseKeeper::renew() {
+  std::unique_lock lock(mutex_);
+  while (!stop_.wait_for(lock, kLeaseTime / 4, [this] { return stopping_; })) {
+    lock.unlock();
+    tell_all(LeaseSignal::Kind::kTake);
+    lock.lock();
+  }
+}
+
+}  // namespace ckpt

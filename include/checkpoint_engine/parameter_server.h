@@ -36,6 +36,9 @@ struct ParameterServerOptions {
   double hub_linger_seconds = 600;
   /// How long register, gather and barrier wait for other ranks.
   double collective_timeout_seconds = 600;
+  /// How long unregister_checkpoint and the destructor wait for other jobs that are reading this
+  /// rank's memory. Afterwards their reads fail.
+  double reader_patience_seconds = 60;
 
   std::string device = "auto";  ///< "auto", "host", "cuda"
   /// How weights spread over the ranks of a host: "auto"; "peer": every rank has a ring of its own
@@ -168,9 +171,11 @@ class ParameterServer {
   virtual Status gather_metas(const std::string& name) = 0;
   /// The gathered metas as JSON with a version; kFailedPrecondition before gather_metas.
   virtual Result<std::string> export_metas() const = 0;
-  /// Takes metas of another job, for export_metas. Updating from its memory is not built yet
-  /// (kUnsupported).
+  /// Takes metas that another job has exported: updates then read out of the memory of its ranks,
+  /// which must still run and hold the checkpoint. All ranks of this job load the same text.
   virtual Status load_metas(const std::string& json) = 0;
+  /// Of the metas that were gathered or loaded last; empty: none.
+  virtual std::string checkpoint_name() const = 0;
 
   /// Collective over the participants: plans, allocates, binds, opens, and fills the first chunks.
   /// No engine is called.

@@ -104,11 +104,13 @@ void add_update_transfer(CLI::App& app, UpdateCommand& o) {
 void add_update(CLI::App& app, UpdateCommand& o) {
   app.add_option("--checkpoint-path", o.checkpoint_path,
                  "folder or file of safetensors that the ranks register");
-  app.add_option("--checkpoint-name", o.checkpoint_name)->capture_default_str();
+  app.add_option("--checkpoint-name", o.checkpoint_name,
+                 "default: what the loaded metas say, else my-checkpoint-iter-0");
   app.add_option("--save-metas-file", o.save_metas_file,
                  "where rank 0 writes the metas, for other jobs to read this one's memory");
-  app.add_option("--load-metas-file", o.load_metas_file,
-                 "metas of another job (refused in this release: its memory is not read yet)");
+  app.add_option(
+      "--load-metas-file", o.load_metas_file,
+      "metas of another job that runs: its ranks' memory is read, nothing is registered");
   app.add_option("--sleep-time", o.sleep_seconds,
                  "seconds to go on serving the checkpoint to other jobs afterwards")
       ->check(CLI::NonNegativeNumber);

@@ -1,6 +1,5 @@
 #include "cli/rank_update.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -37,7 +36,11 @@ ProgressKind progress_kind(const UpdateCommand& command) {
 class RankUpdate {
  public:
   RankUpdate(const UpdateCommand& command, Interrupt& interrupt)
-      : command_(command), interrupt_(interrupt), progress_(progress_kind(command)) {}
+      : command_(command), interrupt_(interrupt), progress_(progress_kind(command)) {
+    name_ = command.checkpoint_name;
+    // The field's example program calls it so.
+    if (name_.empty() && command.load_metas_file.empty()) name_ = "my-checkpoint-iter-0";
+  }
 
   Status run() {
     CKPT_ASSIGN_OR_RETURN(api_key_, read_secret_file(command_.api_key_file));
@@ -52,8 +55,7 @@ class RankUpdate {
       CKPT_RETURN_IF_ERROR(update(recipients));
     }
     CKPT_RETURN_IF_ERROR(publish_report());
-    if (command_.sleep_seconds > 0) sleep();
-    return Status::ok();
+    return command_.sleep_seconds > 0 ? sleep() : Status::ok();
   }
 
  private:
@@ -76,9 +78,8 @@ class RankUpdate {
           {tensor, files.files[files.file_of[index]].path, files.offset_of[index]});
       bytes += tensor.bytes;
     }
-    return timed("register", bytes, [&] {
-      return server_->register_checkpoint(command_.checkpoint_name, registration);
-    });
+    return timed("register", bytes,
+                 [&] { return server_->register_checkpoint(name_, registration); });
   }
 
   /// The first rank of an instance asks; the others learn the answer from agree().
@@ -120,13 +121,16 @@ class RankUpdate {
     return Status::ok();
   }
 
+  Status load_metas() {
+    CKPT_ASSIGN_OR_RETURN(const std::string json, read_text_file(command_.load_metas_file));
+    CKPT_RETURN_IF_ERROR(timed("load metas", 0, [&] { return server_->load_metas(json); }));
+    if (name_.empty()) name_ = server_->checkpoint_name();
+    return Status::ok();
+  }
+
   Status gather() {
-    if (!command_.load_metas_file.empty()) {
-      CKPT_ASSIGN_OR_RETURN(const std::string json, read_text_file(command_.load_metas_file));
-      return timed("load metas", 0, [&] { return server_->load_metas(json); });
-    }
-    CKPT_RETURN_IF_ERROR(
-        timed("gather", 0, [&] { return server_->gather_metas(command_.checkpoint_name); }));
+    if (!command_.load_metas_file.empty()) return agree(load_metas());
+    CKPT_RETURN_IF_ERROR(timed("gather", 0, [&] { return server_->gather_metas(name_); }));
     if (command_.save_metas_file.empty() || server_->rank() != 0) return Status::ok();
     CKPT_ASSIGN_OR_RETURN(const std::string json, server_->export_metas());
     return write_text_file(command_.save_metas_file, json);
@@ -164,8 +168,7 @@ class RankUpdate {
     }
     progress_.begin();
     const Interrupt::Update interruptible(interrupt_);
-    auto report =
-        server_->update(command_.checkpoint_name, make_engine_call(call_options()), options);
+    auto report = server_->update(name_, make_engine_call(call_options()), options);
     progress_.end();
     if (!report) return report.status();
     report_.updates.push_back(std::move(*report));
@@ -189,13 +192,16 @@ class RankUpdate {
     return write_text_file(command_.report_file, job_report_json(ranks));
   }
 
-  /// Its memory can be read by other jobs meanwhile.
-  void sleep() {
+  /// Its memory can be read by other jobs meanwhile. A signal ends it, and those that are reading
+  /// have until the process ends to finish.
+  Status sleep() {
     if (!command_.quiet && server_->rank() == 0) {
       say(concat("serving the checkpoint to other jobs for ", command_.sleep_seconds, " s"));
     }
+    const Interrupt::Update interruptible(interrupt_);
     const Deadline end = Deadline::after_seconds(command_.sleep_seconds);
-    while (!end.expired()) ::poll(nullptr, 0, end.poll_ms());
+    CKPT_ASSIGN_OR_RETURN(const bool interrupted, wait_readable(interrupt_.signal()->fd(), end));
+    return interrupted ? interrupt_.signal()->cause() : Status::ok();
   }
 
   template <typename Body>
@@ -210,6 +216,7 @@ class RankUpdate {
   const UpdateCommand& command_;
   Interrupt& interrupt_;
   ProgressDisplay progress_;
+  std::string name_;  // of the checkpoint
   std::string api_key_;
   UpdateSettings settings_;
   RankReport report_;

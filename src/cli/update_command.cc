@@ -12,6 +12,7 @@
 #include "cli/rank_update.h"
 #include "cli/secret_file.h"
 #include "cli/terminal.h"
+#include "cli/text_file.h"
 #include "cli/update_settings.h"
 #include "control/hub.h"
 #include "control/rendezvous.h"
@@ -56,6 +57,10 @@ int launch(const UpdateCommand& command, const std::vector<std::string>& argumen
   if (!command.checkpoint_path.empty()) {
     const auto files = scan_checkpoint(command.checkpoint_path);
     if (!files) return refuse(files.status());
+  }
+  if (!command.load_metas_file.empty()) {
+    const auto metas = read_text_file(command.load_metas_file);
+    if (!metas) return refuse(metas.status());
   }
   const auto secret = read_secret_file(command.secret_file);
   if (!secret) return refuse(secret.status());

@@ -12,7 +12,7 @@ namespace ckpt {
 struct UpdateCommand {
   // Under the names of the field's example program.
   std::string checkpoint_path;
-  std::string checkpoint_name = "my-checkpoint-iter-0";
+  std::string checkpoint_name;  ///< empty: not given
   std::string save_metas_file;
   std::string load_metas_file;
   double sleep_seconds = 0;

@@ -49,7 +49,7 @@ Result<int> resolve_instance_size(const UpdateCommand& command, int world_size,
 
 Status check_instances(const UpdateSettings& settings, const UpdateCommand& command,
                        int world_size) {
-  const bool all_ranks = command.update_method != "p2p" && command.load_metas_file.empty();
+  const bool all_ranks = command.update_method != "p2p" || !command.load_metas_file.empty();
   if (all_ranks && world_size % settings.instance_size != 0) {
     return invalid_argument(concat(world_size, " ranks cannot be cut into instances of ",
                                    settings.instance_size, " (--inference-parallel-size)"));
@@ -65,9 +65,11 @@ Status check_instances(const UpdateSettings& settings, const UpdateCommand& comm
 }
 
 std::vector<std::vector<int>> resolve_updates(const UpdateCommand& command, int instance_size) {
+  // Whoever loads metas owns nothing: all its ranks are there to be filled.
+  if (!command.load_metas_file.empty()) return {{}};
   std::vector<int> first_instance(static_cast<std::size_t>(instance_size));
   std::iota(first_instance.begin(), first_instance.end(), 0);
-  if (!command.load_metas_file.empty() || command.update_method == "p2p") return {first_instance};
+  if (command.update_method == "p2p") return {first_instance};
   if (command.update_method == "all") return {{}, first_instance};
   return {{}};
 }
@@ -80,11 +82,9 @@ Status check_command(const UpdateCommand& command) {
         "give either --checkpoint-path (what to register) or --load-metas-file (whose owners to "
         "read)");
   }
-  if (!command.load_metas_file.empty()) {
-    return unsupported(
-        "--load-metas-file: filling instances out of another job's memory is not built yet; "
-        "register "
-        "the checkpoint with --checkpoint-path");
+  if (!command.load_metas_file.empty() && !command.save_metas_file.empty()) {
+    return invalid_argument(
+        "--save-metas-file is for the job that registers; who loads metas has none of its own");
   }
   if (command.nproc > 0 && (!command.rendezvous.empty() || command.external_hub)) {
     return invalid_argument("--nproc launches a job with a hub of its own; leave --rendezvous out");

@@ -4,12 +4,14 @@
 
 #include "base/strings.h"
 #include "checkpoint/metas_json.h"
+#include "parameter_server/foreign_owners.h"
 
 namespace ckpt {
 
 RegistrationContext CheckpointRegistry::context() {
-  return {device_,        job_.transport(), shared_pool_, job_.rank(),
-          registrations_, job_.host_id(),   threads_,     timeout_seconds_};
+  return {device_,          job_.transport(),        job_.leases(),  shared_pool_,
+          job_.rank(),      registrations_,          job_.host_id(), threads_,
+          timeout_seconds_, reader_patience_seconds_};
 }
 
 Status CheckpointRegistry::add(const std::string& name, const Registration& part) {
@@ -31,7 +33,7 @@ Status CheckpointRegistry::add(const std::string& name, const Registration& part
 }
 
 Status CheckpointRegistry::remove(const std::string& name, bool force) {
-  if (catalog_ && gathered_here_ && catalog_->metas().checkpoint_name == name) catalog_.reset();
+  if (catalog_ && !loaded_ && catalog_->metas().checkpoint_name == name) catalog_.reset();
   if (checkpoints_.erase(name) == 0 && !force) {
     return not_found(concat("checkpoint ", quoted(name), " is not registered"))
         .on_rank(job_.rank());
@@ -66,7 +68,7 @@ Status CheckpointRegistry::gather(const std::string& name) {
         .on_rank(job_.rank());
   }
   catalog_ = std::move(*catalog);
-  gathered_here_ = true;
+  loaded_.reset();
   return Status();
 }
 
@@ -74,15 +76,14 @@ Result<std::string> CheckpointRegistry::export_metas() const {
   if (!catalog_) {
     return failed_precondition("no metas: call gather_metas first").on_rank(job_.rank());
   }
-  return metas_to_json(catalog_->metas());
+  return metas_to_json(loaded_ ? *loaded_ : catalog_->metas());
 }
 
 Status CheckpointRegistry::load_metas(const std::string& json) {
   CKPT_ASSIGN_OR_RETURN(Metas metas, metas_from_json(json));
-  CKPT_ASSIGN_OR_RETURN(Catalog catalog,
-                        Catalog::build(std::make_shared<const Metas>(std::move(metas))));
-  catalog_ = std::make_shared<const Catalog>(std::move(catalog));
-  gathered_here_ = false;
+  auto loaded = std::make_shared<const Metas>(std::move(metas));
+  CKPT_ASSIGN_OR_RETURN(catalog_, catalog_of_foreign_owners(*loaded, job_.world_size()));
+  loaded_ = std::move(loaded);
   return Status();
 }
 

@@ -18,10 +18,15 @@ namespace ckpt {
 /// One thread at a time.
 class CheckpointRegistry {
  public:
-  /// The referred objects outlive the registry. `threads` read and digest;
-  /// `timeout_seconds`: how long a gather, and the readers of a pool that goes, are waited for.
-  CheckpointRegistry(const JobMembership& job, Device& device, int threads, double timeout_seconds)
-      : job_(job), device_(device), threads_(threads), timeout_seconds_(timeout_seconds) {}
+  /// The referred objects outlive the registry. `threads` read and digest; `timeout_seconds`: how
+  /// long a gather is waited for; `reader_patience_seconds`: and readers of a pool that goes.
+  CheckpointRegistry(const JobMembership& job, Device& device, int threads, double timeout_seconds,
+                     double reader_patience_seconds)
+      : job_(job),
+        device_(device),
+        threads_(threads),
+        timeout_seconds_(timeout_seconds),
+        reader_patience_seconds_(reader_patience_seconds) {}
 
   /// A name that is there already is refused and stays as it is.
   Status add(const std::string& name, const Registration& part);
@@ -33,12 +38,13 @@ class CheckpointRegistry {
 
   /// Collective over the job.
   Status gather(const std::string& name);
+  /// Of the gathered checkpoint, or as they were loaded.
   Result<std::string> export_metas() const;
+  /// Metas of another job, whose owners are then the ranks behind those of this one.
   Status load_metas(const std::string& json);
   /// Of the gathered or loaded checkpoint; null: none.
   const std::shared_ptr<const Catalog>& catalog() const { return catalog_; }
-  /// False: the catalog came from another job.
-  bool gathered_here() const { return gathered_here_; }
+  bool was_loaded() const { return loaded_ != nullptr; }
 
  private:
   RegistrationContext context();
@@ -47,12 +53,13 @@ class CheckpointRegistry {
   Device& device_;
   const int threads_;
   const double timeout_seconds_;
+  const double reader_patience_seconds_;
   SharedPool shared_pool_;
   std::uint64_t registrations_ = 0;
   std::map<std::string, std::unique_ptr<RegisteredCheckpoint>> checkpoints_;
   MetasExchange exchange_;
   std::shared_ptr<const Catalog> catalog_;
-  bool gathered_here_ = false;
+  std::shared_ptr<const Metas> loaded_;  // what `catalog_` was made of; null: it was gathered
 };
 
 }  // namespace ckpt

@@ -93,18 +93,21 @@ Status JobMembership::learn_hosts(const Rendezvous& rendezvous) {
 }
 
 void JobMembership::make_transport() {
-  if (world_size() == 1) return;
   UcxOptions options;
-  options.label = concat("rank ", rank());
+  options.label = concat("rank ", rank(), " on ", host_name());
   auto transport = make_ucx_transport(options);
   if (!transport) {
-    // A job that never reads from another rank does not need one; a plan that does is refused with
-    // this in the log.
-    log_warning("no transport between ranks: ", transport.status().message());
+    // Who never reads from another rank, nor is read by one, does not need it; a plan that does is
+    // refused with this in the log.
+    log_warning("no transport to and from other ranks: ", transport.status().message());
     return;
   }
   transport_ = std::move(*transport);
   signals_ = std::make_unique<ChainSignals>(*transport_);
+  signals_->hand_on(
+      [leases = leases_.get()](const Transport::Sender& sender, std::span<const std::byte> signal) {
+        leases->hear(sender, signal);
+      });
 }
 
 JobMembership::~JobMembership() {

@@ -14,6 +14,7 @@
 #include "control/control_client.h"
 #include "control/hub.h"
 #include "control/rendezvous.h"
+#include "transport/lease.h"
 #include "transport/transport.h"
 
 namespace ckpt {
@@ -41,10 +42,12 @@ class JobMembership {
   const std::string& host_id() const { return host_id_; }
   int local_rank() const { return local_rank_; }
   int ranks_on_host() const { return ranks_on_host_; }
-  /// Null: this rank has none (the log says why), or is alone.
+  /// Null: this rank has none, and the log says why.
   Transport* transport() const { return transport_.get(); }
   /// Null exactly when transport() is.
   ChainSignals* signals() const { return signals_.get(); }
+  /// Those that other jobs hold on this rank's memory.
+  LeaseTable& leases() const { return *leases_; }
 
  private:
   explicit JobMembership(const ParameterServerOptions& options);
@@ -58,6 +61,7 @@ class JobMembership {
   int ranks_on_host_ = 1;
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<ControlClient> control_;
+  const std::unique_ptr<LeaseTable> leases_ = std::make_unique<LeaseTable>();
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<ChainSignals> signals_;
 };

@@ -80,6 +80,7 @@ class ParameterServerImpl : public ParameterServer {
   Status gather_metas(const std::string& name) override;
   Result<std::string> export_metas() const override;
   Status load_metas(const std::string& json) override;
+  std::string checkpoint_name() const override;
   Result<std::unique_ptr<PreparedUpdate>> prepare(const std::string& name,
                                                   const UpdateOptions& options) override;
   Result<UpdateReport> commit(std::unique_ptr<PreparedUpdate> prepared,
@@ -151,7 +152,8 @@ Status ParameterServerImpl::start() {
   CKPT_ASSIGN_OR_RETURN(memory_, memory_request(options_, device_->kind()));
   CKPT_ASSIGN_OR_RETURN(memory_.sharing, ring_sharing(options_.collective, device_->kind()));
   registry_ = std::make_unique<CheckpointRegistry>(*job_, *device_, threads,
-                                                   options_.collective_timeout_seconds);
+                                                   options_.collective_timeout_seconds,
+                                                   options_.reader_patience_seconds);
   if (const int removed = SharedMemory::remove_abandoned(kSharedMemoryPrefix); removed > 0) {
     log_info("removed ", removed, " objects from /dev/shm that a killed job had left");
   }
@@ -201,9 +203,14 @@ Status ParameterServerImpl::load_metas(const std::string& json) {
   return status;
 }
 
+std::string ParameterServerImpl::checkpoint_name() const {
+  const std::lock_guard lock(operation_);
+  return registry_->catalog() ? registry_->catalog()->metas().checkpoint_name : std::string();
+}
+
 // A plan keeps its catalog, which may be large.
 void ParameterServerImpl::forget_stale_plan() {
-  if (cached_plan_ && cached_plan_->catalog != registry_->catalog()) cached_plan_.reset();
+  if (cached_plan_ && cached_plan_->gathered != registry_->catalog()) cached_plan_.reset();
 }
 
 // Whether this rank can take part in an update of `name` at all.
@@ -215,13 +222,10 @@ Status ParameterServerImpl::check_update(const std::string& name) const {
   const Catalog* catalog = registry_->catalog().get();
   if (catalog == nullptr || catalog->metas().checkpoint_name != name) {
     return failed_precondition(
-        concat("checkpoint ", quoted(name), " is not the gathered one (",
+        concat("checkpoint ", quoted(name), " is not the ",
+               registry_->was_loaded() ? "loaded" : "gathered", " one (",
                catalog ? quoted(catalog->metas().checkpoint_name) : std::string("none"),
-               "); call gather_metas(", quoted(name), ") on all ranks first"));
-  }
-  if (!registry_->gathered_here()) {
-    return unsupported(
-        "the metas were loaded: updates out of another job's memory are not built yet");
+               "); call gather_metas(", quoted(name), "), or load_metas, on all ranks first"));
   }
   return Status();
 }

@@ -114,52 +114,6 @@ Status Pass::register_for_other_hosts(PassReady& mine) {
   return Status();
 }
 
-Status Pass::connect_peers() {
-  std::set<int> pool_ranks, ring_ranks;
-  for (const IncomingChunk& incoming : plan_->schedule.receive) {
-    (incoming.from_pool ? pool_ranks : ring_ranks).insert(incoming.source);
-    if (incoming.next_stop >= 0) ring_ranks.insert(incoming.next_stop);
-  }
-  if (pool_ranks.empty() && ring_ranks.empty()) return Status();
-  if (setup_.transport == nullptr) {
-    return unavailable(
-        concat("rank ", setup_.rank,
-               " has no transport to read from other ranks with; see the log of its start"));
-  }
-  const auto connect = [&](int rank, std::span<const std::byte> descriptor) -> Result<Peer*> {
-    ConnectOptions options;
-    options.label = concat("rank ", rank);
-    if (descriptor.empty()) {
-      return unavailable(concat(
-          "rank ", rank, " offers no way to read its memory: it was started without a transport"));
-    }
-    CKPT_ASSIGN_OR_RETURN(
-        auto peer, setup_.transport->connect(descriptor, std::move(options), setup_.deadline));
-    peers_.push_back(std::move(peer));
-    return peers_.back().get();
-  };
-  for (const int rank : pool_ranks) {
-    const InstanceData& owner =
-        setup_.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance;
-    RemoteMemory& memory = pools_[rank];
-    CKPT_ASSIGN_OR_RETURN(memory.peer, connect(rank, owner.transport_descriptor));
-    for (const PoolRegion& region : owner.pool_regions) {
-      memory.pieces.push_back({region.pool_offset, region.bytes, region.region});
-    }
-  }
-  for (const int rank : ring_ranks) {
-    const PassReady& ready = ready_[index_of(rank)];
-    RemoteMemory& memory = rings_[rank];
-    CKPT_ASSIGN_OR_RETURN(memory.peer, connect(rank, ready.transport_descriptor));
-    const std::uint64_t staged = ready.receive_staging.bytes;
-    memory.pieces.push_back(
-        {0, staged > 0 ? staged : plan_->plan.options.ring_bytes, ready.ring_region});
-    memory.slot_bytes = plan_->plan.options.cross_chunk_bytes;
-    memory.slots = staged / memory.slot_bytes;
-  }
-  return Status();
-}
-
 Status Pass::start_lanes() {
   const Plan& plan = plan_->plan;
   const Schedule& schedule = plan_->schedule;
@@ -170,7 +124,7 @@ Status Pass::start_lanes() {
     readers.pullers = local_recipients_;
   space_ = std::make_unique<RingCredits>(plan, schedule, buffers.layout(), buffers.progress(),
                                          std::move(readers));
-  CKPT_RETURN_IF_ERROR(connect_peers());
+  CKPT_ASSIGN_OR_RETURN(peers_, PeerMemories::connect(setup_, *plan_, recipients_, ready_));
 
   if (!schedule.fill.empty()) {
     if (setup_.pool == nullptr)
@@ -199,7 +153,7 @@ Status Pass::start_lanes() {
         cross_, ChainSpread::create(ChainContext{*setup_.transport, *setup_.signals, plan, schedule,
                                                  buffers.progress(), buffers.layout(), *space_,
                                                  setup_.epoch, number_, setup_.rank, target,
-                                                 std::move(pools_), std::move(rings_)}));
+                                                 peers_->take_pools(), peers_->take_rings()}));
   }
   pulled_ =
       std::make_unique<PullProgress>(schedule, buffers.progress(), buffers.layout(), setup_.rank);
@@ -274,7 +228,7 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
     return channel.open_ring(buffers_->ring_handle(), setup_.deadline, *setup_.abort);
   }));
   CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
-  DeliverContext context{*setup_.catalog,
+  DeliverContext context{*plan_->catalog,
                          plan_->plan,
                          plan_->schedule,
                          buffers_->progress(),
@@ -315,7 +269,7 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   CKPT_RETURN_IF_ERROR(setup_.control.barrier(pass_tag("released", number_), recipients_,
                                               setup_.deadline, setup_.abort.get(), setup_.epoch));
   cross_.reset();
-  peers_.clear();
+  peers_.reset();
   if (ring_region_) ring_region_->close(setup_.deadline);
   ring_region_.reset();
   buffers_->close_to_others();

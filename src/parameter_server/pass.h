@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "parameter_server/lane_threads.h"
 #include "parameter_server/pass_buffers.h"
 #include "parameter_server/pass_setup.h"
+#include "parameter_server/peer_memories.h"
 #include "parameter_server/planned_pass.h"
 #include "plan/schedule.h"
 #include "worker/channel.h"
@@ -57,7 +59,6 @@ class Pass {
   Status allocate_and_open(std::string address);
   Status gather_ready(const char* step, const PassReady& mine);
   Status register_for_other_hosts(PassReady& mine);
-  Status connect_peers();
   Status start_lanes();
   void close_when_open_everywhere();
   std::size_t index_of(int recipient) const;
@@ -72,8 +73,7 @@ class Pass {
   std::shared_ptr<PassBuffers> buffers_;
   std::unique_ptr<RingCredits> space_;
   std::unique_ptr<MemoryRegion> ring_region_;  // or of the staging that other hosts read
-  std::vector<std::unique_ptr<Peer>> peers_;
-  std::map<int, RemoteMemory> pools_, rings_;
+  std::optional<PeerMemories> peers_;
 
   bool closed_to_others_ = false;
 

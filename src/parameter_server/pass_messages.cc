@@ -56,10 +56,16 @@ std::vector<std::byte> encode(const PassOffer& offer) {
   flatbuffers::FlatBufferBuilder builder;
   const auto host_id = builder.CreateString(offer.host_id);
   const auto uuid = builder.CreateString(offer.device_uuid);
-  builder.Finish(fb::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
-                                 uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
-                                 offer.chunk_bytes, offer.catalog_fingerprint, offer.verify,
-                                 static_cast<std::uint8_t>(offer.sharing), offer.instance_size));
+  std::vector<flatbuffers::Offset<fb::LostOwner>> lost;
+  for (const LostOwner& owner : offer.lost_owners) {
+    lost.push_back(fb::CreateLostOwner(builder, owner.rank, static_cast<int>(owner.why.code()),
+                                       builder.CreateString(owner.why.message())));
+  }
+  const auto lost_owners = builder.CreateVector(lost);
+  builder.Finish(fb::CreateOffer(
+      builder, host_id, static_cast<std::uint8_t>(offer.device_kind), uuid, offer.available_bytes,
+      offer.ring_bytes, offer.bucket_bytes, offer.chunk_bytes, offer.catalog_fingerprint,
+      offer.verify, static_cast<std::uint8_t>(offer.sharing), offer.instance_size, lost_owners));
   return finished(builder);
 }
 
@@ -80,17 +86,25 @@ std::vector<std::byte> encode(const PassReady& ready) {
 
 Result<PassOffer> decode_pass_offer(std::span<const std::byte> bytes) {
   CKPT_ASSIGN_OR_RETURN(const fb::Offer* table, verified_root<fb::Offer>(bytes, "offer"));
-  return PassOffer{text(table->host_id()),
-                   static_cast<DeviceKind>(table->device_kind()),
-                   text(table->device_uuid()),
-                   table->available_bytes(),
-                   table->ring_bytes(),
-                   table->bucket_bytes(),
-                   table->chunk_bytes(),
-                   table->catalog_fingerprint(),
-                   table->verify(),
-                   static_cast<RingSharing>(table->ring_sharing()),
-                   table->instance_size()};
+  PassOffer offer{text(table->host_id()),
+                  static_cast<DeviceKind>(table->device_kind()),
+                  text(table->device_uuid()),
+                  table->available_bytes(),
+                  table->ring_bytes(),
+                  table->bucket_bytes(),
+                  table->chunk_bytes(),
+                  table->catalog_fingerprint(),
+                  table->verify(),
+                  static_cast<RingSharing>(table->ring_sharing()),
+                  table->instance_size(),
+                  {}};
+  if (table->lost_owners() == nullptr) return offer;
+  for (const fb::LostOwner* owner : *table->lost_owners()) {
+    const auto code = static_cast<StatusCode>(owner->code());
+    if (code == StatusCode::kOk) return protocol_error("an owner is lost without a reason");
+    offer.lost_owners.push_back({owner->rank(), Status(code, text(owner->why()))});
+  }
+  return offer;
 }
 
 Result<PassReady> decode_pass_ready(std::span<const std::byte> bytes) {

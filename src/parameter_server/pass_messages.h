@@ -15,6 +15,12 @@
 
 namespace ckpt {
 
+/// An owner of another job that cannot be read, and why.
+struct LostOwner {
+  int rank = 0;  ///< in the catalog
+  Status why;
+};
+
 /// First gather: what a rank has and was asked for. All sizes in bytes; 0: not given.
 struct PassOffer {
   std::string host_id;
@@ -29,6 +35,7 @@ struct PassOffer {
   bool verify = true;
   RingSharing sharing = RingSharing::kPerHost;
   std::uint32_t instance_size = 0;
+  std::vector<LostOwner> lost_owners;  ///< of those that this rank has asked
 };
 
 /// Second gather: what a rank has allocated and where it waits for its worker.

@@ -7,6 +7,7 @@
 
 #include "base/strings.h"
 #include "parameter_server/catalog_fingerprint.h"
+#include "parameter_server/foreign_owners.h"
 
 namespace ckpt {
 namespace {
@@ -45,7 +46,25 @@ Status check_reachable(const Plan& plan) {
   return Status();
 }
 
-Result<PassOffer> own_offer(const PassSetup& setup) {
+// Each recipient asks its share of the owners of another job, whose hub we do not hear: who does
+// not answer is left out of the plan on every rank.
+Result<std::vector<LostOwner>> ask_own_share(const PassSetup& setup,
+                                             const std::vector<int>& recipients) {
+  std::vector<int> owners;
+  const auto first = std::ranges::lower_bound(recipients, setup.rank) - recipients.begin();
+  for (int rank = setup.world_size + static_cast<int>(first); rank < setup.catalog->world_size();
+       rank += static_cast<int>(recipients.size())) {
+    owners.push_back(rank);
+  }
+  if (owners.empty()) return std::vector<LostOwner>();
+  if (setup.transport == nullptr) return no_transport(setup.rank);
+  auto lost = ask_owners(*setup.transport, *setup.catalog, owners, setup.world_size, setup.deadline,
+                         *setup.abort);
+  if (setup.abort->raised()) return setup.abort->cause();
+  return lost;
+}
+
+Result<PassOffer> own_offer(const PassSetup& setup, const std::vector<int>& recipients) {
   PassOffer mine;
   mine.host_id = setup.host_id;
   mine.device_kind = setup.device.kind();
@@ -60,6 +79,7 @@ Result<PassOffer> own_offer(const PassSetup& setup) {
   mine.verify = setup.verify;
   mine.sharing = setup.memory.sharing;
   mine.instance_size = setup.instance_size;
+  CKPT_ASSIGN_OR_RETURN(mine.lost_owners, ask_own_share(setup, recipients));
   return mine;
 }
 
@@ -72,7 +92,7 @@ Status check_agreement(const PassOffer& mine, int my_rank, const PassOffer& othe
   if (other.catalog_fingerprint != mine.catalog_fingerprint) {
     return failed_precondition(
         concat("ranks ", my_rank, " and ", other_rank,
-               " have gathered different metas; call gather_metas on all ranks again"));
+               " have different metas; gather, or load the same ones, on all ranks again"));
   }
   if (other.device_kind != mine.device_kind) return differs("kinds of device");
   if (other.ring_bytes != mine.ring_bytes) return differs("ring sizes");
@@ -87,7 +107,7 @@ Status check_agreement(const PassOffer& mine, int my_rank, const PassOffer& othe
 // Collective: the offer of every recipient, mine among them.
 Result<std::vector<PassOffer>> exchange_offers(const PassSetup& setup, std::uint32_t number,
                                                const std::vector<int>& recipients) {
-  CKPT_ASSIGN_OR_RETURN(const PassOffer mine, own_offer(setup));
+  CKPT_ASSIGN_OR_RETURN(const PassOffer mine, own_offer(setup, recipients));
   CKPT_ASSIGN_OR_RETURN(
       const auto gathered,
       setup.control.all_gather(pass_tag("offer", number), recipients, encode(mine), setup.deadline,
@@ -99,6 +119,16 @@ Result<std::vector<PassOffer>> exchange_offers(const PassSetup& setup, std::uint
     offers.push_back(std::move(offer));
   }
   return offers;
+}
+
+// By rank.
+std::vector<LostOwner> all_lost_owners(const std::vector<PassOffer>& offers) {
+  std::vector<LostOwner> lost;
+  for (const PassOffer& offer : offers) {
+    lost.insert(lost.end(), offer.lost_owners.begin(), offer.lost_owners.end());
+  }
+  std::ranges::sort(lost, {}, &LostOwner::rank);
+  return lost;
 }
 
 // What every recipient can give to its ring and staging: the least of all. The ranks on a device
@@ -118,10 +148,10 @@ std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing 
 }
 
 // The memory that is free changes from update to update: the sizes decide, not the bytes.
-bool fits(const CachedPlan& plan, const Catalog* catalog, const std::vector<int>& hosts,
-          const std::vector<int>& recipients, const PlanOptions& sizes) {
+bool fits(const CachedPlan& plan, const CachedPlan& wanted, const PlanOptions& sizes) {
   const PlanOptions& had = plan.plan.options;
-  return plan.catalog.get() == catalog && plan.hosts == hosts && plan.recipients == recipients &&
+  return plan.gathered == wanted.gathered && plan.lost_owners == wanted.lost_owners &&
+         plan.hosts == wanted.hosts && plan.recipients == wanted.recipients &&
          had.ring_bytes == sizes.ring_bytes && had.bucket_bytes == sizes.bucket_bytes &&
          had.chunk_bytes == sizes.chunk_bytes && had.staging_chunks == sizes.staging_chunks &&
          had.serial == sizes.serial;
@@ -147,8 +177,8 @@ Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
   PlannedPass pass;
   pass.recipients = std::move(recipients);
   CKPT_ASSIGN_OR_RETURN(pass.offers, exchange_offers(setup, number, pass.recipients));
-  const std::vector<int> hosts =
-      number_hosts(setup.world_size, [&](int rank) -> const std::string& {
+  const std::vector<int> hosts = number_hosts(
+      std::max(setup.world_size, setup.catalog->world_size()), [&](int rank) -> const std::string& {
         const auto at = std::lower_bound(pass.recipients.begin(), pass.recipients.end(), rank);
         if (at != pass.recipients.end() && *at == rank)
           return pass.offers[static_cast<std::size_t>(at - pass.recipients.begin())].host_id;
@@ -165,13 +195,18 @@ Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
   pass.stages.push_back({"agree", seconds_since(begin), 0});
 
   const auto plan_begin = std::chrono::steady_clock::now();
-  if (!cached || !fits(*cached, setup.catalog.get(), hosts, pass.recipients, sizes)) {
-    auto fresh = std::make_shared<CachedPlan>();
-    fresh->catalog = setup.catalog;
-    fresh->hosts = hosts;
-    fresh->recipients = pass.recipients;
+  const std::vector<LostOwner> lost = all_lost_owners(pass.offers);
+  auto fresh = std::make_shared<CachedPlan>();
+  fresh->gathered = fresh->catalog = setup.catalog;
+  for (const LostOwner& owner : lost) fresh->lost_owners.push_back(owner.rank);
+  fresh->hosts = hosts;
+  fresh->recipients = pass.recipients;
+  if (!cached || !fits(*cached, *fresh, sizes)) {
+    if (!lost.empty()) {
+      CKPT_ASSIGN_OR_RETURN(fresh->catalog, catalog_without(*setup.catalog, lost));
+    }
     const std::vector<PlanRank> ranks = plan_ranks(hosts, pass.recipients);
-    CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*setup.catalog, ranks, sizes));
+    CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*fresh->catalog, ranks, sizes));
     CKPT_RETURN_IF_ERROR(check_reachable(fresh->plan));
     fresh->schedule = make_schedule(fresh->plan, ranks, setup.rank);
     cached = std::move(fresh);

@@ -18,7 +18,9 @@ namespace ckpt {
 
 /// The plan of a pass and what it was made of, kept as long as the inputs stay the same.
 struct CachedPlan {
-  std::shared_ptr<const Catalog> catalog;
+  std::shared_ptr<const Catalog> gathered;  ///< or loaded
+  std::vector<int> lost_owners;             ///< ranks of it that are not read
+  std::shared_ptr<const Catalog> catalog;   ///< without them: what the plan's numbers count in
   std::vector<int> hosts;
   std::vector<int> recipients;
   Plan plan;

@@ -147,6 +147,10 @@ Status RegisteredCheckpoint::publish() {
                           context_.transport->register_memory(segment.data, segment.bytes));
     regions_.push_back(std::move(region));
   }
+  if (regions_.empty()) return Status();
+  shown_epoch_ = context_.epoch;
+  CKPT_ASSIGN_OR_RETURN(door_,
+                        context_.transport->register_memory(&shown_epoch_, sizeof(shown_epoch_)));
   return Status();
 }
 
@@ -156,7 +160,12 @@ Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
   CKPT_ASSIGN_OR_RETURN(std::vector<Source> sources, sources_in_plan_order(part));
   CKPT_RETURN_IF_ERROR(checkpoint->place(part, sources));
   CKPT_RETURN_IF_ERROR(checkpoint->load(sources));
-  CKPT_RETURN_IF_ERROR(checkpoint->publish());
+  // Who is alone on its host, or lends to nobody, needs no registration with a network device.
+  if (const Status published = checkpoint->publish(); !published.is_ok()) {
+    checkpoint->regions_.clear();
+    log_warning("checkpoint ", name,
+                " cannot be read by other hosts and jobs: ", published.message());
+  }
   // Everything of this call has succeeded: the files that are used in place may lose their names.
   for (const auto& file : checkpoint->pool_->files()) {
     // The checkpoint is whole: a name that cannot be removed is no reason to lose it.
@@ -174,7 +183,20 @@ Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
   return checkpoint;
 }
 
+void RegisteredCheckpoint::send_readers_away() {
+  if (!door_) return;
+  const std::uint64_t door = door_->id();
+  door_.reset();
+  const auto readers = context_.leases.wait_until_free(
+      door, Deadline::after_seconds(context_.reader_patience_seconds));
+  if (readers.empty()) return;
+  log_warning("checkpoint ", name_,
+              " goes, although other jobs still read it: ", join(readers, ", "),
+              "; their updates fail");
+}
+
 RegisteredCheckpoint::~RegisteredCheckpoint() {
+  send_readers_away();
   regions_.clear();
   if (uses_shared_pool_) context_.shared_pool.give_back(name_);
 }
@@ -190,6 +212,7 @@ Result<InstanceData> RegisteredCheckpoint::instance_data() const {
   data.digests = digests_;
   if (regions_.empty()) return data;
   CKPT_ASSIGN_OR_RETURN(data.transport_descriptor, context_.transport->descriptor());
+  data.door_region = door_->id();
   std::size_t region = 0;
   for (const PoolRun& segment : pool_->segments()) {
     if (segment.bytes == 0) continue;

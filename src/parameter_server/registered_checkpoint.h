@@ -11,6 +11,7 @@
 #include "checkpoint_engine/parameter_server.h"
 #include "memory/host_pool.h"
 #include "memory/shared_pool.h"
+#include "transport/lease.h"
 #include "transport/transport.h"
 
 namespace ckpt {
@@ -18,13 +19,15 @@ namespace ckpt {
 /// What a registration needs of its server. The referred objects outlive the checkpoint.
 struct RegistrationContext {
   Device& device;
-  Transport* transport;  ///< null: other hosts cannot read the pool
+  Transport* transport;  ///< null: nobody else can read the pool
+  LeaseTable& leases;
   SharedPool& shared_pool;
   int rank;
   std::uint64_t epoch;  ///< of this registration
   std::string host_id;
   int threads;
   double timeout_seconds;
+  double reader_patience_seconds;  ///< how long readers of other jobs are waited for at the end
 };
 
 class RegisteredCheckpoint {
@@ -33,7 +36,8 @@ class RegisteredCheckpoint {
   static Result<std::unique_ptr<RegisteredCheckpoint>> create(const std::string& name,
                                                               const Registration& part,
                                                               const RegistrationContext& context);
-  /// Ends the reads of others first.
+  /// Takes no more readers of other jobs, waits for those that hold a lease, and ends their reads
+  /// when its patience is over.
   ~RegisteredCheckpoint();
 
   const HostPool& pool() const { return *pool_; }
@@ -49,6 +53,7 @@ class RegisteredCheckpoint {
   Status place(const Registration& part, std::vector<Source>& sources);
   Status load(const std::vector<Source>& sources);
   Status publish();
+  void send_readers_away();
 
   const std::string name_;
   const RegistrationContext context_;
@@ -59,6 +64,8 @@ class RegisteredCheckpoint {
   std::vector<std::uint64_t> offsets_;
   std::vector<std::uint64_t> digests_;
   std::vector<std::unique_ptr<MemoryRegion>> regions_;  // one for each segment of the pool
+  std::uint64_t shown_epoch_ = 0;                       // what a reader finds at the door
+  std::unique_ptr<MemoryRegion> door_;
 };
 
 }  // namespace ckpt

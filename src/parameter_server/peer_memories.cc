@@ -1,0 +1,80 @@
+#include "parameter_server/peer_memories.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/strings.h"
+#include "parameter_server/foreign_owners.h"
+
+namespace ckpt {
+
+Result<Peer*> PeerMemories::connect_to(const PassSetup& setup, std::string label,
+                                       std::span<const std::byte> descriptor) {
+  if (descriptor.empty()) {
+    return unavailable(
+        concat(label, " offers no way to read its memory; the log of its start says why"));
+  }
+  ConnectOptions options;
+  options.label = std::move(label);
+  CKPT_ASSIGN_OR_RETURN(auto peer,
+                        setup.transport->connect(descriptor, std::move(options), setup.deadline));
+  peers_.push_back(std::move(peer));
+  return peers_.back().get();
+}
+
+Status PeerMemories::connect_pool(const PassSetup& setup, int rank, std::vector<Door>& doors) {
+  const InstanceData& owner = setup.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance;
+  const bool foreign = rank >= setup.world_size;
+  RemoteMemory& memory = pools_[rank];
+  CKPT_ASSIGN_OR_RETURN(memory.peer,
+                        connect_to(setup,
+                                   foreign ? foreign_label(*setup.catalog, rank, setup.world_size)
+                                           : concat("rank ", rank),
+                                   owner.transport_descriptor));
+  for (const PoolRegion& region : owner.pool_regions) {
+    memory.pieces.push_back({region.pool_offset, region.bytes, region.region});
+  }
+  if (foreign) doors.push_back({memory.peer, owner.door_region, owner.epoch});
+  return Status();
+}
+
+Status PeerMemories::connect_ring(const PassSetup& setup, int rank, const PassReady& ready,
+                                  const PlanOptions& sizes) {
+  RemoteMemory& memory = rings_[rank];
+  CKPT_ASSIGN_OR_RETURN(memory.peer,
+                        connect_to(setup, concat("rank ", rank), ready.transport_descriptor));
+  const std::uint64_t staged = ready.receive_staging.bytes;
+  memory.pieces.push_back({0, staged > 0 ? staged : sizes.ring_bytes, ready.ring_region});
+  memory.slot_bytes = sizes.cross_chunk_bytes;
+  memory.slots = staged / memory.slot_bytes;
+  return Status();
+}
+
+Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedPlan& plan,
+                                           const std::vector<int>& recipients,
+                                           const std::vector<PassReady>& ready) {
+  std::set<int> pool_ranks, ring_ranks;
+  for (const IncomingChunk& incoming : plan.schedule.receive) {
+    (incoming.from_pool ? pool_ranks : ring_ranks).insert(incoming.source);
+    if (incoming.next_stop >= 0) ring_ranks.insert(incoming.next_stop);
+  }
+  PeerMemories memories;
+  if (pool_ranks.empty() && ring_ranks.empty()) return memories;
+  if (setup.transport == nullptr) return no_transport(setup.rank);
+  std::vector<Door> doors;
+  for (const int rank : pool_ranks) {
+    CKPT_RETURN_IF_ERROR(memories.connect_pool(setup, rank, doors));
+  }
+  for (const int rank : ring_ranks) {
+    const auto at = std::ranges::lower_bound(recipients, rank) - recipients.begin();
+    CKPT_RETURN_IF_ERROR(
+        memories.connect_ring(setup, rank, ready[static_cast<std::size_t>(at)], plan.plan.options));
+  }
+  if (doors.empty()) return memories;
+  memories.leases_ = std::make_unique<LeaseKeeper>(*setup.transport);
+  CKPT_RETURN_IF_ERROR(memories.leases_->take(std::move(doors), setup.deadline, setup.abort.get()));
+  return memories;
+}
+
+}  // namespace ckpt

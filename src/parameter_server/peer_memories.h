@@ -1,0 +1,44 @@
+// The memory of other ranks that a rank reads in a pass: pools of owners, of this job or another,
+// and rings or staging of the stops before it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collective/chain/chain_spread.h"
+#include "parameter_server/pass_setup.h"
+#include "parameter_server/planned_pass.h"
+#include "transport/lease.h"
+
+namespace ckpt {
+
+/// Connections, and leases on the pools of another job, last as long as it does. One thread.
+class PeerMemories {
+ public:
+  /// Everything that the schedule of this rank reads from or tells something. `ready[i]` is what
+  /// `recipients[i]` told. Leases are held on return: an owner of another job that does not answer
+  /// is an error that names it.
+  static Result<PeerMemories> connect(const PassSetup& setup, const CachedPlan& plan,
+                                      const std::vector<int>& recipients,
+                                      const std::vector<PassReady>& ready);
+
+  /// By rank; for the chain.
+  std::map<int, RemoteMemory> take_pools() { return std::move(pools_); }
+  std::map<int, RemoteMemory> take_rings() { return std::move(rings_); }
+
+ private:
+  Result<Peer*> connect_to(const PassSetup& setup, std::string label,
+                           std::span<const std::byte> descriptor);
+  Status connect_pool(const PassSetup& setup, int rank, std::vector<Door>& doors);
+  Status connect_ring(const PassSetup& setup, int rank, const PassReady& ready,
+                      const PlanOptions& sizes);
+
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::map<int, RemoteMemory> pools_, rings_;
+  std::unique_ptr<LeaseKeeper> leases_;  // ends before the peers
+};
+
+}  // namespace ckpt

@@ -1,0 +1,192 @@
+"""One job fills itself out of another's memory, as processes: figures of speed are not looked at."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import report_of, run, start, wait_for
+
+
+class Owners:
+    """A job that has registered, updated nobody, and sleeps with its metas written."""
+
+    def __init__(self, folder, checkpoint, receivers, *more, nproc=2, env=None):
+        self.metas = folder / "metas.json"
+        engine = receivers("--exit-after", 1, workers=nproc)
+        self.process = start("update", "--nproc", nproc, "--device", "host", "--checkpoint-path", checkpoint, "--engine",
+                             "vllm", "--uds", engine.socket, "--save-metas-file", self.metas, "--sleep-time", 300, *more,
+                             env=env)
+        self.engine = engine
+        self.log = ""
+
+    def wait_until_asleep(self):
+        wait_for(lambda: self.metas.exists() or self.process.poll() is not None, what="the metas file", seconds=60)
+        assert self.process.poll() is None, self.process.communicate()[0]
+        self.engine.finish()  # the job's own update is over
+        return self
+
+    def rank_pids(self):
+        out = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True).stdout
+        return [int(pid) for pid in out.split()]
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+            try:
+                self.log, _ = self.process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.log, _ = self.process.communicate()
+        return self.process.returncode
+
+
+@pytest.fixture
+def owners(tmp_path, receivers):
+    made = []
+
+    def make(checkpoint, *more, **options):
+        folder = tmp_path / f"owners{len(made)}"
+        folder.mkdir()
+        made.append(Owners(folder, checkpoint, receivers, *more, **options))
+        return made[-1].wait_until_asleep()
+
+    yield make
+    for owner in made:
+        owner.stop()
+
+
+def fill_arguments(metas, socket, *more, nproc=2):
+    return ("update", "--nproc", nproc, "--device", "host", "--load-metas-file", metas, "--engine", "vllm", "--uds", socket,
+            "--timeout", 60, *more)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+@pytest.mark.parametrize("hosts", ["one host", "two hosts"])
+def test_a_new_job_of_any_size_fills_itself(tmp_path, checkpoint, owners, receivers, nproc, hosts):
+    running = owners(checkpoint, nproc=2)
+    report = tmp_path / "report.json"
+    engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=nproc)
+    env = {"PS_HOST_ID": "another"} if hosts == "two hosts" else {}
+    done = run(*fill_arguments(running.metas, engine.socket, "--report", report, nproc=nproc), env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    code, log = engine.finish()
+    assert code == 0, log
+    content = report_of(report)
+    for rank in content["ranks"]:
+        assert rank["verified_tensors"] == content["total_tensors"] > 0
+    assert sum(rank["received_bytes"] for rank in content["ranks"]) >= content["total_bytes"]
+    assert content["checkpoint"] == "my-checkpoint-iter-0"
+    assert running.process.poll() is None, "the owners serve on"
+
+
+def test_several_jobs_are_filled_one_after_the_other_and_at_once(checkpoint, owners, receivers):
+    running = owners(checkpoint)
+    for count in (1, 3):
+        engines = [receivers("--expect", checkpoint, "--exit-after", 1, workers=1) for _ in range(count)]
+        jobs = [start(*fill_arguments(running.metas, engine.socket, nproc=1)) for engine in engines]
+        for job in jobs:
+            output, _ = job.communicate(timeout=90)
+            assert job.returncode == 0, output
+        for engine in engines:
+            assert engine.finish()[0] == 0
+
+
+def test_a_file_of_a_dead_job_is_refused_by_name_and_touches_no_engine(checkpoint, owners, receivers):
+    running = owners(checkpoint)
+    for pid in running.rank_pids():
+        os.kill(pid, signal.SIGKILL)
+    running.stop()
+    engine = receivers(workers=2)
+    done = run(*fill_arguments(running.metas, engine.socket))
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
+    assert "rank 0" in output and "of the loaded metas" in output, output
+    engine.stop()
+
+
+def test_the_file_of_a_restarted_job_is_refused(tmp_path, checkpoint, owners, receivers):
+    first = owners(checkpoint, nproc=1, env={"UCX_TCP_PORT_RANGE": "0"})
+    old = tmp_path / "old.json"
+    shutil.copy(first.metas, old)
+    first.stop(signal.SIGKILL)
+    second = owners(checkpoint, nproc=1)
+    engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=1)
+    done = run(*fill_arguments(old, engine.socket, nproc=1))
+    assert done.returncode == 1 and "rank 0" in done.stdout + done.stderr, done.stdout + done.stderr
+    done = run(*fill_arguments(second.metas, engine.socket, nproc=1))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert engine.finish()[0] == 0
+
+
+@pytest.fixture(scope="module")
+def large_checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint") / "large"
+    assert run("make-checkpoint", "--like", "qwen3-0.6b", "--layers", 28, "--shrink", 2, folder).returncode == 0
+    return folder
+
+
+def filling(large_checkpoint, running, engine, job):
+    """A job that has begun to read: its ring exists, and is far smaller than the checkpoint."""
+    from conftest import shared_objects
+    process = start(*fill_arguments(running.metas, engine.socket, "--job", job, "--ring-size", "2MiB", "--chunk-size", "1MiB"))
+    wait_for(lambda: shared_objects(job) or process.poll() is not None, what="the ring of the update")
+    return process
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_owner_that_dies_in_the_middle_is_named_and_the_next_update_works(tmp_path, large_checkpoint, owners, receivers, how):
+    running = owners(large_checkpoint)
+    victim = running.rank_pids()[1]
+    engine = receivers("--expect", large_checkpoint, workers=2)
+    process = filling(large_checkpoint, running, engine, tmp_path.name)
+    os.kill(victim, how)
+    output, _ = process.communicate(timeout=120)
+    if process.returncode != 0:  # else it was done already
+        assert "of the loaded metas" in output or "rank" in output, output
+    running.stop(signal.SIGKILL)
+    other = owners(large_checkpoint)
+    done = run(*fill_arguments(other.metas, engine.socket), timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_owner_that_is_told_to_end_lets_its_readers_finish(tmp_path, large_checkpoint, owners, receivers):
+    running = owners(large_checkpoint)
+    engine = receivers("--expect", large_checkpoint, "--exit-after", 1, workers=2)
+    process = filling(large_checkpoint, running, engine, tmp_path.name)
+    running.stop(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    # Five seconds are enough for this checkpoint on an idle machine; on a busy one the reader is told whom it lost.
+    assert process.returncode == 0 or "of the loaded metas" in output, output
+
+
+def test_metas_that_are_no_metas_are_refused(tmp_path, checkpoint):
+    missing = run(*fill_arguments(tmp_path / "missing.json", tmp_path / "nobody.sock"))
+    assert missing.returncode == 2 and "missing.json" in missing.stderr, missing.stderr
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"format": "something"}))
+    wrong = run(*fill_arguments(other, tmp_path / "nobody.sock", "--engine", "none"))
+    assert wrong.returncode != 0 and '"format"' in wrong.stderr, wrong.stderr
+    both = run("update", "--checkpoint-path", checkpoint, "--load-metas-file", other)
+    assert both.returncode == 2
+
+
+@pytest.mark.parametrize("method", ["broadcast", "p2p", "all"])
+def test_update_methods(tmp_path, checkpoint, receivers, method):
+    first = receivers("--expect", checkpoint, "--exit-after", {"broadcast": 1, "p2p": 1, "all": 2}[method])
+    second = receivers("--expect", checkpoint, "--exit-after", 1)
+    report = tmp_path / "report.json"
+    done = run("update", "--nproc", 4, "--device", "host", "--checkpoint-path", checkpoint, "--engine", "vllm",
+               "--inference-parallel-size", 2, "--uds", f"{first.socket},{second.socket}", "--update-method", method,
+               "--report", report)
+    assert done.returncode == 0, done.stdout + done.stderr
+    code, log = first.finish()
+    assert code == 0, log
+    if method == "p2p":
+        second.stop()
+    else:
+        assert second.finish()[0] == 0

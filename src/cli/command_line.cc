@@ -51,10 +51,12 @@ void add_update_job(CLI::App& app, UpdateCommand& o) {
 }
 
 void add_update_engine(CLI::App& app, UpdateCommand& o) {
-  app.add_option("--engine", o.engine,
-                 "whose HTTP calls to make; none: nobody is called, the workers' addresses are "
-                 "printed")
-      ->check(CLI::IsMember({"vllm", "sglang", "none"}))
+  app.add_option(
+         "--engine", o.engine,
+         "whose HTTP calls to make: vllm (through a worker extension), vllm-native (through "
+         "its own weight transfer, backend checkpoint_engine), sglang; none: nobody is "
+         "called, the workers' addresses are printed")
+      ->check(CLI::IsMember({"vllm", "vllm-native", "sglang", "none"}))
       ->capture_default_str();
   app.add_option("--endpoint", o.endpoints,
                  "http://HOST:PORT of the engine; one for each instance, or one where every host "
@@ -73,15 +75,9 @@ void add_update_engine(CLI::App& app, UpdateCommand& o) {
       ->check(CLI::IsMember({"abort", "wait", "keep"}));
 }
 
-void add_update_transfer(CLI::App& app, UpdateCommand& o) {
-  app.add_option("--update-method", o.update_method,
-                 "broadcast: all ranks; p2p: the first instance, out of the others' memory; all: "
-                 "both in turn")
-      ->check(CLI::IsMember({"broadcast", "p2p", "all"}))
-      ->capture_default_str();
-  app.add_option("--split", o.split, "deal single tensors or whole files to the ranks")
-      ->check(CLI::IsMember({"tensors", "files"}))
-      ->capture_default_str();
+/// What `update` and `serve` say alike of how bytes move.
+template <typename Command>
+void add_transfer(CLI::App& app, Command& o) {
   app.add_option("--device", o.device, "where the engine's weights live")
       ->check(CLI::IsMember({"auto", "host", "cuda"}))
       ->capture_default_str();
@@ -96,6 +92,18 @@ void add_update_transfer(CLI::App& app, UpdateCommand& o) {
            4096);
   add_size(app, "--chunk-size", o.chunk_bytes,
            "unit of copying (default 32MiB on cuda, 8MiB on host)", 4096);
+}
+
+void add_update_transfer(CLI::App& app, UpdateCommand& o) {
+  app.add_option("--update-method", o.update_method,
+                 "broadcast: all ranks; p2p: the first instance, out of the others' memory; all: "
+                 "both in turn")
+      ->check(CLI::IsMember({"broadcast", "p2p", "all"}))
+      ->capture_default_str();
+  app.add_option("--split", o.split, "deal single tensors or whole files to the ranks")
+      ->check(CLI::IsMember({"tensors", "files"}))
+      ->capture_default_str();
+  add_transfer(app, o);
   app.add_flag("--verify,!--no-verify", o.verify,
                "workers check every tensor's digest (on by default)");
   app.add_option("--custom-dist", o.custom_dist, "accepted, without effect");
@@ -171,6 +179,30 @@ void add_inspect(CLI::App& app, InspectCommand& o) {
   app.add_flag("--tensors", o.list_tensors, "list every tensor");
 }
 
+void add_serve(CLI::App& app, ServeCommand& o) {
+  auto* const uds = app.add_option(
+      "--uds", o.uds, "Unix socket to serve on; {rank} in it stands for this process's rank");
+  app.add_option("--listen", o.listen, "HOST:PORT instead; port 0: a free one")->excludes(uds);
+  app.add_option("--token-file", o.token_file,
+                 "file with the token that callers must send; needed unless --listen is loopback");
+  app.add_option("--allow-path", o.allow_paths,
+                 "register files only below this folder; may be given more than once")
+      ->delimiter(',');
+  app.add_option("--api-key-file", o.api_key_file, "file with the API key of the engines");
+  app.add_option("--ready-file", o.ready_file, "written with the address once calls are taken");
+  app.add_option("--rendezvous", o.rendezvous,
+                 "HOST:PORT of the hub (default: MASTER_ADDR and MASTER_PORT + 1)");
+  app.add_flag("--external-hub", o.external_hub,
+               "the hub runs already (checkpoint-engine hub), rank 0 starts none");
+  app.add_option("--job", o.job, "name of the job; ranks of different jobs refuse each other");
+  app.add_option("--secret-file", o.secret_file, "file with a secret that all of the job share");
+  app.add_option("--timeout", o.timeout_seconds, "seconds for the other ranks to come to a gather")
+      ->check(kAnySeconds)
+      ->capture_default_str();
+  add_transfer(app, o);
+  app.add_flag("--quiet", o.quiet, "say nothing but errors");
+}
+
 void add_hub(CLI::App& app, HubCommand& o) {
   app.add_option("--listen", o.listen, "HOST:PORT; port 0: a free one")->required();
   app.add_option("--job", o.job, "the only job that may join (default: the first to come)");
@@ -220,6 +252,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   InspectCommand inspect;
   HubCommand hub;
   BenchCommand bench;
+  ServeCommand serve;
   auto* const update_app = app.add_subcommand("update", "update engines from a checkpoint");
   add_update(*update_app, update);
   auto* const receive_app =
@@ -236,6 +269,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   auto* const bench_app =
       app.add_subcommand("bench", "measure the rates of this machine that bound an update");
   add_bench(*bench_app, bench);
+  auto* const serve_app =
+      app.add_subcommand("serve", "be one rank of a job that is told over HTTP what to do");
+  add_serve(*serve_app, serve);
   for (auto* const sub : app.get_subcommands({})) {
     for (auto* const option : sub->get_options()) {
       // Lists take them all; of everything else the last one counts.
@@ -254,6 +290,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   if (make_app->parsed()) return make_checkpoint;
   if (inspect_app->parsed()) return inspect;
   if (bench_app->parsed()) return bench;
+  if (serve_app->parsed()) return serve;
   return hub;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/inspect_command.h"
 #include "cli/make_checkpoint_command.h"
 #include "cli/receive_command.h"
+#include "cli/serve_command.h"
 #include "cli/update_command.h"
 
 namespace ckpt {
@@ -20,8 +21,9 @@ struct CommandLineText {
   bool refused = false;
 };
 
-using CommandLine = std::variant<CommandLineText, UpdateCommand, ReceiveCommand,
-                                 MakeCheckpointCommand, InspectCommand, HubCommand, BenchCommand>;
+using CommandLine =
+    std::variant<CommandLineText, UpdateCommand, ReceiveCommand, MakeCheckpointCommand,
+                 InspectCommand, HubCommand, BenchCommand, ServeCommand>;
 
 /// `arguments` without the program's name. Pure.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);

@@ -30,6 +30,10 @@ struct RunCommand {
     log_to_stderr(log_level(command.quiet));
     return run(command);
   }
+  int operator()(const ServeCommand& command) const {
+    log_to_stderr(log_level(command.quiet));
+    return run(command);
+  }
   template <typename Command>
   int operator()(const Command& command) const {
     log_to_stderr(log_level(false));

@@ -87,9 +87,8 @@ class RankUpdate {
     if (settings_.engine == EngineChoice::kNone || !is_first_of_instance()) return Status::ok();
     const EngineCallOptions options = call_options();
     CKPT_ASSIGN_OR_RETURN(Endpoint endpoint, instance_endpoint(options, server_->rank()));
-    const EngineClient client(
-        settings_.engine == EngineChoice::kVllm ? EngineKind::kVllm : EngineKind::kSglang,
-        std::move(endpoint), options.bearer_token);
+    const EngineClient client(engine_kind(settings_.engine), std::move(endpoint),
+                              options.bearer_token);
     return timed("wait for engine", 0, [&] {
       return client.wait_ready(Deadline::after_seconds(command_.timeout_seconds),
                                *interrupt_.signal());

@@ -1,5 +1,6 @@
 #include "http/engine_answer.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/strings.h"
@@ -55,24 +56,45 @@ Status not_offered(EngineKind kind, const std::string& what, const std::string& 
                ": no such call there; is this SGLang, and new enough to have it? (--engine "
                "says what is called)"));
   }
+  if (kind == EngineKind::kVllmNative) {
+    return failed_precondition(
+        concat(what,
+               ": no such call there; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment; a "
+               "vLLM without weight transfer is updated with --engine vllm and the worker "
+               "extension"));
+  }
   return failed_precondition(
       concat(what,
              ": no such call there; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment "
              "(or is this not vLLM? --engine says what is called)"));
 }
 
+bool contains_any(std::string_view text, std::initializer_list<std::string_view> pieces) {
+  return std::any_of(pieces.begin(), pieces.end(),
+                     [&](auto piece) { return text.find(piece) != std::string_view::npos; });
+}
+
+/// What an engine says when it was started for something else; empty: not known.
+std::string_view missing_setup(EngineKind kind, std::string_view text) {
+  if (kind == EngineKind::kVllm && contains_any(text, {"update_weights_from_ipc"}) &&
+      contains_any(text, {"attribute", "not implemented"})) {
+    return "vLLM's workers cannot update_weights_from_ipc; start it with --worker-extension-cls "
+           "checkpoint_engine.worker.VllmColocateWorkerExtension";
+  }
+  if (kind == EngineKind::kVllmNative &&
+      contains_any(text, {"Weight transfer not configured", "Invalid update_info for",
+                          "Invalid init_info for"})) {
+    return "vLLM's weight transfer is not ours; install the Python package checkpoint-engine "
+           "beside it and start it with --weight-transfer-config "
+           "'{\"backend\":\"checkpoint_engine\"}'";
+  }
+  return {};
+}
+
 Status failed_inside(EngineKind kind, const std::string& what, int status,
                      const std::string& text) {
-  const bool no_method = text.find("update_weights_from_ipc") != std::string::npos &&
-                         (text.find("attribute") != std::string::npos ||
-                          text.find("not implemented") != std::string::npos);
-  if (kind == EngineKind::kVllm && no_method) {
-    return failed_precondition(
-        concat(what,
-               ": vLLM's workers cannot update_weights_from_ipc; start it with "
-               "--worker-extension-cls "
-               "checkpoint_engine.worker.VllmColocateWorkerExtension (it says: ",
-               text, ")"));
+  if (const auto setup = missing_setup(kind, text); !setup.empty()) {
+    return failed_precondition(concat(what, ": ", setup, " (it says: ", text, ")"));
   }
   return peer_error(concat(what, " failed with HTTP ", status, ": ",
                            text.empty() ? "no text; look at the engine's log" : text));
@@ -96,7 +118,7 @@ Status check_success(const std::string& what, const HttpResponse& response) {
 }  // namespace
 
 std::string_view engine_name(EngineKind kind) {
-  return kind == EngineKind::kVllm ? "vLLM" : "SGLang";
+  return kind == EngineKind::kSglang ? "SGLang" : "vLLM";
 }
 
 std::string error_text(std::string_view body) {

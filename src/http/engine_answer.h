@@ -10,7 +10,11 @@
 
 namespace ckpt {
 
-enum class EngineKind { kVllm, kSglang };
+enum class EngineKind {
+  kVllm,        ///< through a worker extension (/collective_rpc)
+  kVllmNative,  ///< through vLLM's own weight transfer and our backend of it (/update_weights)
+  kSglang,
+};
 /// "vLLM", "SGLang".
 std::string_view engine_name(EngineKind kind);
 

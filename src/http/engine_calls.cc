@@ -24,27 +24,37 @@ class Forward {
   int key_ = 0;
 };
 
-Status call_engine(const EngineCallOptions& options,
-                   const std::map<std::string, std::string>& addresses,
-                   EngineCallContext& context) {
-  CKPT_ASSIGN_OR_RETURN(Endpoint endpoint, instance_endpoint(options, context.rank()));
-  // Shared: the context may still hold the function below when this call has returned.
-  const auto cancel = std::make_shared<AbortSignal>();
-  context.on_cancel([cancel] { cancel->raise(aborted("the update has failed elsewhere")); });
-  const Forward forward(options.interrupt, cancel);
-  const auto kind = options.engine == EngineChoice::kVllm ? EngineKind::kVllm : EngineKind::kSglang;
-  const EngineClient client(kind, std::move(endpoint), options.bearer_token);
-  return client.update_weights(addresses, options.update,
-                               Deadline::after_seconds(context.remaining_seconds()), *cancel);
-}
-
 }  // namespace
 
 Result<EngineChoice> parse_engine_choice(std::string_view text) {
   if (text == "vllm") return EngineChoice::kVllm;
+  if (text == "vllm-native") return EngineChoice::kVllmNative;
   if (text == "sglang") return EngineChoice::kSglang;
   if (text == "none") return EngineChoice::kNone;
-  return invalid_argument(concat("engine ", quoted(text), ": write vllm, sglang or none"));
+  return invalid_argument(
+      concat("engine ", quoted(text), ": write vllm, vllm-native, sglang or none"));
+}
+
+EngineKind engine_kind(EngineChoice choice) {
+  switch (choice) {
+    case EngineChoice::kVllmNative:
+      return EngineKind::kVllmNative;
+    case EngineChoice::kSglang:
+      return EngineKind::kSglang;
+    default:
+      return EngineKind::kVllm;
+  }
+}
+
+Status call_engine(const EngineClient& client, const std::map<std::string, std::string>& addresses,
+                   const EngineUpdateOptions& options,
+                   const std::shared_ptr<AbortSignal>& interrupt, EngineCallContext& context) {
+  // Shared: the context may still hold the function below when this call has returned.
+  const auto cancel = std::make_shared<AbortSignal>();
+  context.on_cancel([cancel] { cancel->raise(aborted("the update has failed elsewhere")); });
+  const Forward forward(interrupt, cancel);
+  return client.update_weights(addresses, options,
+                               Deadline::after_seconds(context.remaining_seconds()), *cancel);
 }
 
 Result<Endpoint> instance_endpoint(const EngineCallOptions& options, int rank) {
@@ -68,7 +78,10 @@ EngineCall make_engine_call(EngineCallOptions options) {
       if (options.announce) options.announce(context.rank() / options.instance_size, addresses);
       return Status::ok();
     }
-    return call_engine(options, addresses, context);
+    CKPT_ASSIGN_OR_RETURN(Endpoint endpoint, instance_endpoint(options, context.rank()));
+    const EngineClient client(engine_kind(options.engine), std::move(endpoint),
+                              options.bearer_token);
+    return call_engine(client, addresses, options.update, options.interrupt, context);
   };
 }
 

@@ -15,8 +15,8 @@
 
 namespace ckpt {
 
-/// "vllm", "sglang", "none"; nothing else.
-enum class EngineChoice { kVllm, kSglang, kNone };
+/// "vllm", "vllm-native", "sglang", "none"; nothing else.
+enum class EngineChoice { kVllm, kVllmNative, kSglang, kNone };
 Result<EngineChoice> parse_engine_choice(std::string_view text);
 
 struct EngineCallOptions {
@@ -33,8 +33,16 @@ struct EngineCallOptions {
   std::function<void(int instance, const std::map<std::string, std::string>&)> announce;
 };
 
+/// How the chosen engine is spoken to; not for kNone.
+EngineKind engine_kind(EngineChoice choice);
+
 /// The endpoint of the instance whose first rank is `rank`.
 Result<Endpoint> instance_endpoint(const EngineCallOptions& options, int rank);
+/// Tells one engine to update: its answer, or the cause with which the update or `interrupt` (may
+/// be null) has ended meanwhile.
+Status call_engine(const EngineClient& client, const std::map<std::string, std::string>& addresses,
+                   const EngineUpdateOptions& options,
+                   const std::shared_ptr<AbortSignal>& interrupt, EngineCallContext& context);
 /// The call for ParameterServer::commit; the first rank of each instance speaks to its engine, all
 /// others return at once.
 EngineCall make_engine_call(EngineCallOptions options);

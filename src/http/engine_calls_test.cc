@@ -131,7 +131,8 @@ TEST_F(EngineCallsTest, EndsWithTheUpdateAndWithAnInterrupt) {
   other.join();
 }
 
-TEST(EngineChoice, IsOneOfThree) {
+TEST(EngineChoice, IsOneOfFour) {
+  EXPECT_EQ(engine_kind(*parse_engine_choice("vllm-native")), EngineKind::kVllmNative);
   EXPECT_EQ(*parse_engine_choice("none"), EngineChoice::kNone);
   EXPECT_FALSE(parse_engine_choice("vLLM").is_ok());
 }

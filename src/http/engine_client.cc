@@ -2,7 +2,9 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "base/log.h"
 #include "base/strings.h"
@@ -49,7 +51,7 @@ Result<std::string> EngineClient::call(const std::string& method, const std::str
 }
 
 Status EngineClient::wait_ready(Deadline deadline, const AbortSignal& abort) const {
-  const char* path = kind_ == EngineKind::kVllm ? "/health" : "/ping";
+  const char* path = kind_ == EngineKind::kSglang ? "/ping" : "/health";
   const HttpRequest request{"GET", path, {}, bearer_token_};
   Status why;
   for (;;) {
@@ -89,13 +91,69 @@ Status EngineClient::update_weights(const std::map<std::string, std::string>& ad
 Status EngineClient::update_vllm(const std::map<std::string, std::string>& addresses,
                                  const EngineUpdateOptions& options, Deadline deadline,
                                  const AbortSignal& abort) const {
+  CKPT_RETURN_IF_ERROR(kind_ == EngineKind::kVllm
+                           ? update_by_extension(addresses, options, deadline, abort)
+                           : update_by_weight_transfer(addresses, options, deadline, abort));
+  return after_vllm_update(options, deadline, abort)
+      .with_context("the weights are in place, but what follows failed");
+}
+
+Status EngineClient::update_by_extension(const std::map<std::string, std::string>& addresses,
+                                         const EngineUpdateOptions& options, Deadline deadline,
+                                         const AbortSignal& abort) const {
   const json body = {{"method", "update_weights_from_ipc"},
                      {"args", json::array({addresses})},
                      {"kwargs", json::object()},
                      {"timeout", deadline.remaining_seconds()}};
-  CKPT_RETURN_IF_ERROR(call("POST", "/collective_rpc", dump(body), deadline, abort).status());
-  return after_vllm_update(options, deadline, abort)
-      .with_context("the weights are in place, but what follows failed");
+  return call("POST", options.rpc_path, dump(body), deadline, abort).status();
+}
+
+// A session for the model, and one more for the draft model where there is one: its workers come to
+// the same addresses again.
+Status EngineClient::update_by_weight_transfer(const std::map<std::string, std::string>& addresses,
+                                               const EngineUpdateOptions& options,
+                                               Deadline deadline, const AbortSignal& abort) const {
+  const json init = {{"init_info", json::object()}};
+  const json update = {{"update_info", {{"addresses", addresses}}}};
+  json version = nullptr;
+  if (options.weight_version) version = *options.weight_version;
+  CKPT_RETURN_IF_ERROR(
+      call("POST", "/init_weight_transfer_engine", dump(init), deadline, abort).status());
+  CKPT_ASSIGN_OR_RETURN(const bool draft, has_draft_model(deadline, abort));
+  std::vector<const char*> sessions = {"/start_weight_update"};
+  if (draft) sessions.push_back("/start_draft_weight_update");
+  for (const char* start : sessions) {
+    CKPT_RETURN_IF_ERROR(start_session(start, deadline, abort));
+    CKPT_RETURN_IF_ERROR(call("POST", "/update_weights", dump(update), deadline, abort).status());
+    const json finish = {{"weight_version", start == sessions.back() ? version : json()}};
+    CKPT_RETURN_IF_ERROR(
+        call("POST", "/finish_weight_update", dump(finish), deadline, abort).status());
+  }
+  return Status::ok();
+}
+
+// Whoever started a session and went away has left it open; it holds nothing of ours.
+Status EngineClient::start_session(const char* path, Deadline deadline,
+                                   const AbortSignal& abort) const {
+  const Status started = call("POST", path, "{}", deadline, abort).status();
+  if (started || started.message().find("already active") == std::string::npos) return started;
+  log_warning(endpoint_.to_string(), ": a weight update was left open; it is finished first");
+  CKPT_RETURN_IF_ERROR(call("POST", "/finish_weight_update", "{}", deadline, abort).status());
+  return call("POST", path, "{}", deadline, abort).status();
+}
+
+Result<bool> EngineClient::has_draft_model(Deadline deadline, const AbortSignal& abort) const {
+  const json body = {{"method", "supports_draft_weight_updates"}};
+  const HttpRequest request{"POST", "/collective_rpc", dump(body), bearer_token_};
+  CKPT_ASSIGN_OR_RETURN(const HttpResponse response,
+                        http_request(endpoint_, request, deadline, abort));
+  // An older vLLM has no sessions for draft models, and no such method.
+  if (response.status != 200) return false;
+  const json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
+  if (!answer.is_object()) return false;
+  const json results = answer.value("results", json::array());
+  return results.is_array() && !results.empty() &&
+         std::all_of(results.begin(), results.end(), [](const json& one) { return one == true; });
 }
 
 Status EngineClient::after_vllm_update(const EngineUpdateOptions& options, Deadline deadline,
@@ -103,7 +161,8 @@ Status EngineClient::after_vllm_update(const EngineUpdateOptions& options, Deadl
   if (options.reset_prefix_cache) {
     CKPT_RETURN_IF_ERROR(call("POST", "/reset_prefix_cache", "", deadline, abort).status());
   }
-  if (options.weight_version) {
+  // The weight transfer's last call has set it already.
+  if (options.weight_version && kind_ == EngineKind::kVllm) {
     const json body = {{"new_version", *options.weight_version}};
     CKPT_RETURN_IF_ERROR(
         call("POST", "/update_weight_version", dump(body), deadline, abort).status());

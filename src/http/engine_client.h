@@ -23,6 +23,8 @@ struct EngineUpdateOptions {
   /// vLLM: POST /pause with this mode ("wait", "keep", "abort") before and /resume afterwards,
   /// whether the update succeeded or not. Empty: the engine is not paused.
   std::string pause_mode;
+  /// vLLM through a worker extension: where that call is posted.
+  std::string rpc_path = "/collective_rpc";
 };
 
 /// Immutable; all methods from any thread. Errors are one line that names the engine, the call and
@@ -54,9 +56,17 @@ class EngineClient {
   Status update_vllm(const std::map<std::string, std::string>& addresses,
                      const EngineUpdateOptions& options, Deadline deadline,
                      const AbortSignal& abort) const;
+  Status update_by_extension(const std::map<std::string, std::string>& addresses,
+                             const EngineUpdateOptions& options, Deadline deadline,
+                             const AbortSignal& abort) const;
   Status update_sglang(const std::map<std::string, std::string>& addresses,
                        const EngineUpdateOptions& options, Deadline deadline,
                        const AbortSignal& abort) const;
+  Status update_by_weight_transfer(const std::map<std::string, std::string>& addresses,
+                                   const EngineUpdateOptions& options, Deadline deadline,
+                                   const AbortSignal& abort) const;
+  Status start_session(const char* path, Deadline deadline, const AbortSignal& abort) const;
+  Result<bool> has_draft_model(Deadline deadline, const AbortSignal& abort) const;
   Status after_vllm_update(const EngineUpdateOptions& options, Deadline deadline,
                            const AbortSignal& abort) const;
 

@@ -17,6 +17,7 @@ namespace {
 
 using nlohmann::json;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using Verb = ScriptedAnswer::Verb;
 
@@ -101,6 +102,85 @@ TEST_F(EngineClientTest, AFailureBehindTheUpdateSaysThatTheWeightsAreThere) {
   const Status status = update_vllm({.reset_prefix_cache = true});
   EXPECT_THAT(status.message(),
               AllOf(HasSubstr("the weights are in place"), HasSubstr("/reset_prefix_cache")));
+}
+
+class WeightTransferTest : public EngineClientTest {
+ protected:
+  WeightTransferTest() {
+    for (const char* path : {"/init_weight_transfer_engine", "/start_weight_update",
+                             "/update_weights", "/finish_weight_update"}) {
+      server_.script(path, {.body = R"({"message":"ok"})"});
+    }
+  }
+  Status update(const EngineUpdateOptions& options = {}) {
+    return EngineClient(EngineKind::kVllmNative, server_.endpoint())
+        .update_weights(kAddresses, options, soon(), abort_);
+  }
+};
+
+TEST_F(WeightTransferTest, CarriesAddressesAndSetsTheVersionLast) {
+  const Status status = update({.weight_version = "7"});
+  ASSERT_TRUE(status.is_ok()) << status.message();
+  EXPECT_THAT(paths(),
+              ElementsAre("/init_weight_transfer_engine", "/collective_rpc", "/start_weight_update",
+                          "/update_weights", "/finish_weight_update"));
+  EXPECT_EQ(json::parse(server_.requests().at(3).body),
+            (json{{"update_info", {{"addresses", kAddresses}}}}));
+  EXPECT_EQ(json::parse(server_.requests().at(4).body), (json{{"weight_version", "7"}}));
+}
+
+TEST_F(WeightTransferTest, ADraftModelHasASessionOfItsOwn) {
+  server_.script("/collective_rpc", {.body = R"({"results":[true,true]})"});
+  server_.script("/start_draft_weight_update", {});
+  const Status status = update({.weight_version = "7"});
+  ASSERT_TRUE(status.is_ok()) << status.message();
+  EXPECT_THAT(paths(),
+              ElementsAre("/init_weight_transfer_engine", "/collective_rpc", "/start_weight_update",
+                          "/update_weights", "/finish_weight_update", "/start_draft_weight_update",
+                          "/update_weights", "/finish_weight_update"));
+  EXPECT_EQ(json::parse(server_.requests().at(4).body), (json{{"weight_version", nullptr}}));
+  EXPECT_EQ(json::parse(server_.requests().back().body), (json{{"weight_version", "7"}}));
+}
+
+TEST_F(WeightTransferTest, ASessionThatWasLeftOpenIsFinishedFirst) {
+  ScriptedServer server;
+  for (const char* path :
+       {"/init_weight_transfer_engine", "/update_weights", "/finish_weight_update"}) {
+    server.script(path, {});
+  }
+  server.script(
+      "/start_weight_update",
+      {.status = 500,
+       .body = R"({"error":{"message":"start_weight_update called while already active."}})"});
+  server.script("/start_weight_update", {});
+  const Status status = EngineClient(EngineKind::kVllmNative, server.endpoint())
+                            .update_weights(kAddresses, {}, soon(), abort_);
+  EXPECT_TRUE(status.is_ok()) << status.message();
+  EXPECT_EQ(server.requests().at(3).path, "/finish_weight_update");
+}
+
+TEST_F(WeightTransferTest, AnEngineWithoutOurBackendIsToldHowToGetIt) {
+  const std::pair<const char*, const char*> refusals[] = {
+      {"/init_weight_transfer_engine", "Weight transfer not configured. Please set it"},
+      {"/update_weights", "Invalid update_info for IPCWeightTransferEngine: unexpected keyword"},
+  };
+  for (const auto& [path, text] : refusals) {
+    ScriptedServer server;
+    for (const char* each : {"/init_weight_transfer_engine", "/start_weight_update"}) {
+      if (each != std::string(path)) server.script(each, {});
+    }
+    server.script(path, {.status = 500, .body = json{{"error", {{"message", text}}}}.dump()});
+    const Status status = EngineClient(EngineKind::kVllmNative, server.endpoint())
+                              .update_weights(kAddresses, {}, soon(), abort_);
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(),
+                AllOf(HasSubstr("--weight-transfer-config"), HasSubstr("checkpoint_engine")));
+  }
+  const ScriptedServer old;
+  EXPECT_THAT(EngineClient(EngineKind::kVllmNative, old.endpoint())
+                  .update_weights(kAddresses, {}, soon(), abort_)
+                  .message(),
+              AllOf(HasSubstr("VLLM_SERVER_DEV_MODE=1"), HasSubstr("--engine vllm ")));
 }
 
 struct AnswerCase {

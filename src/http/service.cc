@@ -120,18 +120,18 @@ Status Service::load_metas(const std::string& json) {
   CKPT_ASSIGN_OR_RETURN(const auto turn, queue_.begin(OperationQueue::Kind::kQueued, "load metas"));
   CKPT_RETURN_IF_ERROR(server_.load_metas(json));
   const std::lock_guard lock(state_mutex_);
-  state_.metas_of = "(loaded)";
+  state_.metas_of = server_.checkpoint_name();
   state_.metas_loaded = true;
   return Status::ok();
 }
 
 Status Service::check_update(const std::string& name) const {
   const std::lock_guard lock(state_mutex_);
-  if (state_.metas_loaded || state_.metas_of == name) return Status::ok();
+  if (state_.metas_of == name) return Status::ok();
   return failed_precondition(
       concat("the metas of checkpoint ", quoted(name), " are not here (",
              state_.metas_of.empty() ? std::string("none are") : quoted(state_.metas_of) + " are",
-             "); POST /v1/checkpoints/NAME/gather-metas to every rank first"));
+             "); POST gather-metas of it, or /v1/metas, to every rank first"));
 }
 
 Status Service::update(const std::string& name, const UpdateRequest& request) {

@@ -61,7 +61,7 @@ json json_of(const ServiceState& state) {
                {"metas", nullptr},
                {"update", nullptr},
                {"last_update", nullptr}};
-  if (state.metas_loaded || !state.metas_of.empty()) {
+  if (!state.metas_of.empty()) {
     body["metas"] = {{"checkpoint", state.metas_of}, {"loaded", state.metas_loaded}};
   }
   if (state.update) body["update"] = json_of(*state.update);

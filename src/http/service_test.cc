@@ -47,6 +47,7 @@ class FakeServer : public ParameterServer {
   Status load_metas(const std::string& text) override {
     return text == "{}" ? invalid_argument("'format' is missing") : Status::ok();
   }
+  std::string checkpoint_name() const override { return "of another job"; }
   Result<std::unique_ptr<PreparedUpdate>> prepare(const std::string&,
                                                   const UpdateOptions& options) override {
     last = options;
@@ -258,6 +259,13 @@ TEST_F(UpdatingServiceTest, TheRankThatCallsKnowsTheInstancesSize) {
   server_.other_offer = "1:a:";
   EXPECT_EQ(update({{"inference_group_ranks", {0, 1}}}).status, 200);
   EXPECT_EQ(server_.last.instance_size, 2) << "unequal ones count as one";
+}
+
+TEST_F(UpdatingServiceTest, MetasOfAnotherJobAreUpdatedFromByTheirName) {
+  EXPECT_EQ(routes_.handle({"POST", "/v1/metas", "{\"version\":1}"}).status, 200);
+  EXPECT_EQ(state()["metas"], (json{{"checkpoint", "of another job"}, {"loaded", true}}));
+  EXPECT_EQ(update().status, 409);
+  EXPECT_EQ(ask("POST", "/v1/checkpoints/of%20another%20job/update", json::object()).status, 200);
 }
 
 TEST_F(UpdatingServiceTest, StoppingEndsTheEngineCall) {

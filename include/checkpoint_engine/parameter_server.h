@@ -164,8 +164,8 @@ class ParameterServer {
   /// rank is asked. A name that is registered already is refused and stays as it is. Not
   /// collective.
   virtual Status register_checkpoint(const std::string& name, const Registration& part) = 0;
-  /// Frees the memory; waits for readers of other jobs. Unknown names are kNotFound, unless
-  /// `force`.
+  /// Frees the memory; waits for readers of other jobs. The shared pool is kept for the next
+  /// checkpoint unless `force`. Unknown names are kNotFound, unless `force`.
   virtual Status unregister_checkpoint(const std::string& name, bool force = false) = 0;
   /// Collective: every rank learns all tensors of `name`.
   virtual Status gather_metas(const std::string& name) = 0;
@@ -190,6 +190,10 @@ class ParameterServer {
   /// prepare and commit.
   Result<UpdateReport> update(const std::string& name, const EngineCall& call,
                               const UpdateOptions& options = {});
+
+  /// Ends the calls of this server that other threads wait in, with `cause`: an update on every
+  /// rank. Does not wait. Registering is not ended.
+  virtual void cancel(const Status& cause) = 0;
 
   /// Collective over all ranks of the job.
   virtual Status barrier(double timeout_seconds) = 0;

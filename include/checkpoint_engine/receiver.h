@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,7 +17,10 @@ namespace [[gnu::visibility("default")]] ckpt {
 /// A tensor that lies in the ring, for as long as Loader::load runs.
 struct TensorView {
   const TensorInfo* info;
-  const std::byte* data;  ///< 256-byte aligned; device memory when the ring is
+  const std::byte* data;  ///< 256-byte aligned
+  bool on_device;         ///< `data` is a pointer of the GPU
+  /// Whoever holds it keeps `data` mapped after load() has returned, though with other content.
+  std::shared_ptr<const void> ring;
 };
 
 /// What an engine does with tensors. Called on the thread that runs update_weights, never
@@ -47,6 +51,9 @@ struct ReceiverOptions {
   /// A rank whose process does not answer for so long (stopped, not merely busy) is lost; a killed
   /// one is noticed at once.
   double heartbeat_timeout_seconds = 5;
+  /// Asked ten times a second while the rank is waited for, on the waiting thread; an error ends
+  /// the update on every rank. May be empty.
+  std::function<Status()> while_waiting;
 };
 
 struct ReceiveReport {

@@ -12,7 +12,7 @@ std::shared_ptr<const LogSink> current;
 void set_log_sink(LogSink sink) {
   auto next = sink ? std::make_shared<const LogSink>(std::move(sink)) : nullptr;
   const std::lock_guard lock(mutex);
-  current = std::move(next);
+  current.swap(next);  // what was there goes when the lock is free
 }
 
 void log_line(LogLevel level, std::string_view text) {

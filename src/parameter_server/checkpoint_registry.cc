@@ -34,10 +34,15 @@ Status CheckpointRegistry::add(const std::string& name, const Registration& part
 
 Status CheckpointRegistry::remove(const std::string& name, bool force) {
   if (catalog_ && !loaded_ && catalog_->metas().checkpoint_name == name) catalog_.reset();
-  if (checkpoints_.erase(name) == 0 && !force) {
+  const auto at = checkpoints_.find(name);
+  if (at == checkpoints_.end()) {
+    if (force) return Status();
     return not_found(concat("checkpoint ", quoted(name), " is not registered"))
         .on_rank(job_.rank());
   }
+  const bool frees_shared_pool = force && at->second->uses_shared_pool();
+  checkpoints_.erase(at);
+  if (frees_shared_pool) shared_pool_.release();
   return Status();
 }
 
@@ -46,7 +51,7 @@ const RegisteredCheckpoint* CheckpointRegistry::find(const std::string& name) co
   return at == checkpoints_.end() ? nullptr : at->second.get();
 }
 
-Status CheckpointRegistry::gather(const std::string& name) {
+Status CheckpointRegistry::gather(const std::string& name, AbortSignal* abort) {
   const RegisteredCheckpoint* own = find(name);
   std::unique_ptr<RegisteredCheckpoint> nothing;
   if (own == nullptr) {
@@ -61,7 +66,7 @@ Status CheckpointRegistry::gather(const std::string& name) {
   mine.layout = own->layout();
   CKPT_ASSIGN_OR_RETURN(mine.instance, own->instance_data());
   auto catalog = exchange_.gather(job_.control(), name, std::move(mine),
-                                  Deadline::after_seconds(timeout_seconds_));
+                                  Deadline::after_seconds(timeout_seconds_), abort);
   if (!catalog) {
     return catalog.status()
         .with_context(concat("gather of checkpoint ", quoted(name)))

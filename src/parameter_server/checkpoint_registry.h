@@ -37,7 +37,7 @@ class CheckpointRegistry {
   const RegisteredCheckpoint* find(const std::string& name) const;
 
   /// Collective over the job.
-  Status gather(const std::string& name);
+  Status gather(const std::string& name, AbortSignal* abort);
   /// Of the gathered checkpoint, or as they were loaded.
   Result<std::string> export_metas() const;
   /// Metas of another job, whose owners are then the ranks behind those of this one.

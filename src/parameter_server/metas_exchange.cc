@@ -13,10 +13,10 @@ std::string key_of(const LayoutHash& hash) { return concat("layout/", hash.to_st
 
 Result<std::shared_ptr<const Layout>> MetasExchange::layout(ControlClient& control,
                                                             const LayoutHash& hash,
-                                                            Deadline deadline) {
+                                                            Deadline deadline, AbortSignal* abort) {
   auto& known = known_[hash];
   if (known == nullptr) {
-    CKPT_ASSIGN_OR_RETURN(const auto bytes, control.get(key_of(hash), deadline));
+    CKPT_ASSIGN_OR_RETURN(const auto bytes, control.get(key_of(hash), deadline, abort));
     ++traffic_.layouts_received;
     traffic_.layout_bytes += bytes.size();
     CKPT_ASSIGN_OR_RETURN(Layout decoded, decode_layout(bytes));
@@ -29,7 +29,8 @@ Result<std::shared_ptr<const Layout>> MetasExchange::layout(ControlClient& contr
 
 Result<std::shared_ptr<const Catalog>> MetasExchange::gather(ControlClient& control,
                                                              const std::string& checkpoint_name,
-                                                             RankMetas mine, Deadline deadline) {
+                                                             RankMetas mine, Deadline deadline,
+                                                             AbortSignal* abort) {
   const LayoutHash own_hash = mine.layout->hash;
   known_[own_hash] = mine.layout;
   if (!published_.contains(own_hash)) {
@@ -46,15 +47,17 @@ Result<std::shared_ptr<const Catalog>> MetasExchange::gather(ControlClient& cont
   std::iota(all.begin(), all.end(), 0);
   const std::vector<std::byte> instance_data = encode_instance_data(mine.instance);
   traffic_.instance_bytes += instance_data.size();
-  CKPT_ASSIGN_OR_RETURN(const auto gathered, control.all_gather(concat("metas/", checkpoint_name),
-                                                                all, instance_data, deadline));
+  CKPT_ASSIGN_OR_RETURN(
+      const auto gathered,
+      control.all_gather(concat("metas/", checkpoint_name), all, instance_data, deadline, abort));
   auto metas = std::make_shared<Metas>();
   metas->checkpoint_name = checkpoint_name;
   for (std::size_t rank = 0; rank < gathered.size(); ++rank) {
     traffic_.instance_bytes += gathered[rank].size();
     auto instance = decode_instance_data(gathered[rank]);
     if (!instance) return instance.status().with_context(concat("metas of rank ", rank));
-    CKPT_ASSIGN_OR_RETURN(auto rank_layout, layout(control, instance->layout_hash, deadline));
+    CKPT_ASSIGN_OR_RETURN(auto rank_layout,
+                          layout(control, instance->layout_hash, deadline, abort));
     metas->ranks.push_back({std::move(rank_layout), std::move(*instance)});
   }
   CKPT_ASSIGN_OR_RETURN(Catalog catalog, Catalog::build(std::move(metas)));

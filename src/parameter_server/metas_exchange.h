@@ -28,14 +28,14 @@ class MetasExchange {
   /// holds nothing).
   Result<std::shared_ptr<const Catalog>> gather(ControlClient& control,
                                                 const std::string& checkpoint_name, RankMetas mine,
-                                                Deadline deadline);
+                                                Deadline deadline, AbortSignal* abort = nullptr);
 
   /// Since this was made.
   const MetasTraffic& traffic() const { return traffic_; }
 
  private:
   Result<std::shared_ptr<const Layout>> layout(ControlClient& control, const LayoutHash& hash,
-                                               Deadline deadline);
+                                               Deadline deadline, AbortSignal* abort);
 
   std::map<LayoutHash, std::shared_ptr<const Layout>> known_;
   std::set<LayoutHash> published_;

@@ -13,6 +13,7 @@
 #include "parameter_server/engine_instances.h"
 #include "parameter_server/job_membership.h"
 #include "parameter_server/note_router.h"
+#include "parameter_server/running_calls.h"
 #include "parameter_server/server_settings.h"
 #include "parameter_server/update_session.h"
 #include "worker/closer.h"
@@ -86,6 +87,7 @@ class ParameterServerImpl : public ParameterServer {
   Result<UpdateReport> commit(std::unique_ptr<PreparedUpdate> prepared,
                               const EngineCall& call) override;
   void abort(std::unique_ptr<PreparedUpdate> prepared, const Status& cause) override;
+  void cancel(const Status& cause) override { running_.cancel(cause.on_rank(rank())); }
   Status barrier(double timeout_seconds) override;
   Result<std::vector<std::string>> all_gather(const std::string& mine,
                                               double timeout_seconds) override;
@@ -100,9 +102,11 @@ class ParameterServerImpl : public ParameterServer {
   Result<std::unique_ptr<UpdateSession>> prepare_session(const std::string& name,
                                                          std::vector<std::vector<int>> instances,
                                                          const UpdateOptions& options,
-                                                         Deadline deadline);
+                                                         Deadline deadline,
+                                                         RunningCalls::Call& call);
+  void end_update_on_cancel(RunningCalls::Call& call, std::uint64_t epoch);
   void give_up(OwnUpdate& update, const Status& cause);
-  Status vote_of_all(const Status& mine, Deadline deadline);
+  Status vote_of_all(const Status& mine, Deadline deadline, AbortSignal* abort = nullptr);
   std::string name_in_update() const;
 
   ParameterServerOptions options_;
@@ -115,6 +119,7 @@ class ParameterServerImpl : public ParameterServer {
   std::unique_ptr<JobMembership> job_;
   std::unique_ptr<CheckpointRegistry> registry_;
 
+  RunningCalls running_;
   mutable std::mutex operation_;  // one operation at a time
   std::shared_ptr<const CachedPlan> cached_plan_;
   std::weak_ptr<const std::string> in_update_;  // set while an update is prepared and not over
@@ -186,7 +191,8 @@ Status ParameterServerImpl::unregister_checkpoint(const std::string& name, bool 
 
 Status ParameterServerImpl::gather_metas(const std::string& name) {
   const std::lock_guard lock(operation_);
-  const Status status = registry_->gather(name);
+  RunningCalls::Call call(running_);
+  const Status status = registry_->gather(name, call.signal());
   forget_stale_plan();
   return status;
 }
@@ -233,6 +239,7 @@ Status ParameterServerImpl::check_update(const std::string& name) const {
 Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::string& name,
                                                                      const UpdateOptions& options) {
   const std::lock_guard lock(operation_);
+  RunningCalls::Call call(running_);
   // Ranks that were given different recipients cannot even tell each other.
   CKPT_ASSIGN_OR_RETURN(std::vector<int> recipients,
                         checked_recipients(options.recipients, world_size()));
@@ -248,7 +255,7 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::
     auto instances = engine_instances(recipients, options.instance_size);
     if (status.is_ok()) status = instances.status();
     if (status.is_ok()) {
-      auto session = prepare_session(name, std::move(*instances), options, update->deadline);
+      auto session = prepare_session(name, std::move(*instances), options, update->deadline, call);
       status = session.status();
       if (session.is_ok()) update->session = std::move(*session);
     } else {
@@ -283,12 +290,14 @@ Status ParameterServerImpl::refuse_update(const std::vector<int>& recipients, co
 
 Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
     const std::string& name, std::vector<std::vector<int>> instances, const UpdateOptions& options,
-    Deadline deadline) {
+    Deadline deadline, RunningCalls::Call& call) {
   std::vector<int> recipients;
   for (const auto& instance : instances)
     recipients.insert(recipients.end(), instance.begin(), instance.end());
-  CKPT_ASSIGN_OR_RETURN(const std::uint64_t epoch,
-                        job_->control().begin_update(update_tag(recipients), recipients, deadline));
+  CKPT_ASSIGN_OR_RETURN(
+      const std::uint64_t epoch,
+      job_->control().begin_update(update_tag(recipients), recipients, deadline, call.signal()));
+  end_update_on_cancel(call, epoch);
   const auto abort = std::make_shared<AbortSignal>();
   job_->control().watch(epoch, abort);
   const auto notes = notes_.open(epoch);
@@ -315,9 +324,13 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                                 options_.secret, notes, cached_plan_);
 }
 
-Status ParameterServerImpl::vote_of_all(const Status& mine, Deadline deadline) {
+void ParameterServerImpl::end_update_on_cancel(RunningCalls::Call& call, std::uint64_t epoch) {
+  call.on_cancel([this, epoch](const Status& cause) { job_->control().abort(epoch, cause); });
+}
+
+Status ParameterServerImpl::vote_of_all(const Status& mine, Deadline deadline, AbortSignal* abort) {
   return job_->control().vote("update-end", job_->all_ranks(), mine,
-                              Deadline::at(deadline.when() + kOutcomePatience));
+                              Deadline::at(deadline.when() + kOutcomePatience), abort);
 }
 
 std::string ParameterServerImpl::name_in_update() const {
@@ -328,6 +341,7 @@ std::string ParameterServerImpl::name_in_update() const {
 Result<UpdateReport> ParameterServerImpl::commit(std::unique_ptr<PreparedUpdate> prepared,
                                                  const EngineCall& call) {
   const std::lock_guard lock(operation_);
+  RunningCalls::Call running(running_);
   auto* update = dynamic_cast<OwnUpdate*>(prepared.get());
   if (update == nullptr || update->server != this) {
     return invalid_argument("commit needs an update that this server has prepared").on_rank(rank());
@@ -335,6 +349,7 @@ Result<UpdateReport> ParameterServerImpl::commit(std::unique_ptr<PreparedUpdate>
   update->over = true;
   Result<UpdateReport> result = UpdateReport();
   if (update->session) {
+    end_update_on_cancel(running, update->session->epoch());
     result = update->session->commit(call);
     update->session.reset();
   } else {
@@ -342,7 +357,7 @@ Result<UpdateReport> ParameterServerImpl::commit(std::unique_ptr<PreparedUpdate>
     result->checkpoint_name = *update->checkpoint_name;
   }
   if (update->all_ranks_vote) {
-    const Status outcome = vote_of_all(result.status(), update->deadline);
+    const Status outcome = vote_of_all(result.status(), update->deadline, running.signal());
     if (result.is_ok() && !outcome.is_ok()) return outcome;
   }
   return result;
@@ -373,16 +388,18 @@ OwnUpdate::~OwnUpdate() {
 }
 
 Status ParameterServerImpl::barrier(double timeout_seconds) {
+  RunningCalls::Call call(running_);
   return job_->control().barrier("user", job_->all_ranks(),
-                                 Deadline::after_seconds(timeout_seconds));
+                                 Deadline::after_seconds(timeout_seconds), call.signal());
 }
 
 Result<std::vector<std::string>> ParameterServerImpl::all_gather(const std::string& mine,
                                                                  double timeout_seconds) {
+  RunningCalls::Call call(running_);
   CKPT_ASSIGN_OR_RETURN(
       const auto gathered,
       job_->control().all_gather("user", job_->all_ranks(), std::as_bytes(std::span(mine)),
-                                 Deadline::after_seconds(timeout_seconds)));
+                                 Deadline::after_seconds(timeout_seconds), call.signal()));
   std::vector<std::string> texts;
   for (const auto& bytes : gathered) {
     texts.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());

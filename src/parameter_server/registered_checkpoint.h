@@ -42,6 +42,7 @@ class RegisteredCheckpoint {
 
   const HostPool& pool() const { return *pool_; }
   const std::shared_ptr<const Layout>& layout() const { return layout_; }
+  bool uses_shared_pool() const { return uses_shared_pool_; }
   /// With the transport descriptor as it is now.
   Result<InstanceData> instance_data() const;
 

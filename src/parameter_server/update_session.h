@@ -33,6 +33,7 @@ class UpdateSession {
 
   /// Collective. On failure the result is the first cause, the same on every rank.
   Result<UpdateReport> commit(const EngineCall& call);
+  std::uint64_t epoch() const { return setup_.epoch; }
   /// Ends it on every rank.
   void abort(const Status& cause);
 

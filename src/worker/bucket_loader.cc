@@ -69,11 +69,12 @@ Status compare(const native::Bucket& bucket, std::span<const RingPiece> pieces) 
 }
 
 Status hand_over(const native::Bucket& bucket, std::span<const RingPiece> pieces,
-                 const RingMapping& ring, Loader& loader) {
+                 const std::shared_ptr<RingMapping>& ring, Loader& loader) {
   std::vector<TensorView> views;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i].destination != nullptr || pieces[i].bytes == 0) continue;
-    views.push_back({&bucket.entries[i].info, ring.data() + pieces[i].ring_offset});
+    views.push_back(
+        {&bucket.entries[i].info, ring->data() + pieces[i].ring_offset, ring->on_device(), ring});
   }
   return views.empty() ? Status::ok() : loader.load(views);
 }
@@ -88,12 +89,13 @@ Status check_bucket(const native::Bucket& bucket, std::uint64_t ring_bytes) {
   return Status::ok();
 }
 
-Result<BucketAck> load_bucket(const native::Bucket& bucket, RingMapping& ring, Loader& loader,
-                              bool verify, Deadline deadline) {
+Result<BucketAck> load_bucket(const native::Bucket& bucket,
+                              const std::shared_ptr<RingMapping>& ring, Loader& loader, bool verify,
+                              Deadline deadline) {
   const auto start = std::chrono::steady_clock::now();
-  CKPT_RETURN_IF_ERROR(check_bucket(bucket, ring.size()));
+  CKPT_RETURN_IF_ERROR(check_bucket(bucket, ring->size()));
   CKPT_ASSIGN_OR_RETURN(std::vector<RingPiece> pieces, destinations(bucket, loader));
-  CKPT_RETURN_IF_ERROR(ring.take(pieces, verify, deadline));
+  CKPT_RETURN_IF_ERROR(ring->take(pieces, verify, deadline));
   if (verify) CKPT_RETURN_IF_ERROR(compare(bucket, pieces));
   CKPT_RETURN_IF_ERROR(hand_over(bucket, pieces, ring, loader));
 

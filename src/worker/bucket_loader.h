@@ -2,6 +2,8 @@
 // engine.
 #pragma once
 
+#include <memory>
+
 #include "base/deadline.h"
 #include "checkpoint_engine/receiver.h"
 #include "checkpoint_engine/status.h"
@@ -16,7 +18,8 @@ Status check_bucket(const native::Bucket& bucket, std::uint64_t ring_bytes);
 
 /// Everything in `bucket` is loaded, and verified when `verify`, on return. kDataLoss names the
 /// first tensor whose bytes are not the announced ones: its destination holds the wrong bytes then.
-Result<BucketAck> load_bucket(const native::Bucket& bucket, RingMapping& ring, Loader& loader,
-                              bool verify, Deadline deadline);
+Result<BucketAck> load_bucket(const native::Bucket& bucket,
+                              const std::shared_ptr<RingMapping>& ring, Loader& loader, bool verify,
+                              Deadline deadline);
 
 }  // namespace ckpt

@@ -14,6 +14,7 @@ class CudaRing final : public RingMapping {
       : device_(std::move(device)), buffer_(std::move(buffer)), stream_(std::move(stream)) {}
 
   const std::byte* data() const override { return buffer_->data(); }
+  bool on_device() const override { return true; }
   std::uint64_t size() const override { return buffer_->size(); }
 
   Status take(std::span<RingPiece> pieces, bool sums, Deadline deadline) override {

@@ -14,6 +14,7 @@ class HostRing final : public RingMapping {
   HostRing(SharedMemory memory, std::uint64_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
 
   const std::byte* data() const override { return memory_.data(); }
+  bool on_device() const override { return false; }
   std::uint64_t size() const override { return bytes_; }
 
   Status take(std::span<RingPiece> pieces, bool sums, Deadline) override {

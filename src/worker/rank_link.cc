@@ -16,6 +16,7 @@ namespace {
 
 /// For the last message: a living rank's socket takes it at once.
 constexpr int kLingerMs = 2000;
+constexpr std::chrono::milliseconds kAskInterval{100};
 constexpr const char* kSoftware = "checkpoint-engine " CKPT_VERSION;
 
 }  // namespace
@@ -134,6 +135,7 @@ Result<std::optional<native::Body>> RankLink::next() {
 Result<native::Body> RankLink::receive() {
   const Deadline deadline = Deadline::after_seconds(options_.timeout_seconds);
   while (true) {
+    if (options_.while_waiting) CKPT_RETURN_IF_ERROR(options_.while_waiting());
     CKPT_ASSIGN_OR_RETURN(auto body, next());
     if (body) return *std::move(body);
     for (const ZmqEvent& event : socket_->events()) {
@@ -153,10 +155,12 @@ Result<native::Body> RankLink::receive() {
       if (last) return *std::move(last);
       return lost("has ended");
     }
+    const Deadline wake_up =
+        options_.while_waiting ? deadline.earlier(Deadline::after(kAskInterval)) : deadline;
     CKPT_ASSIGN_OR_RETURN(
         const Wake wake,
-        wait_for_any({socket_->fd(), socket_->event_fd(), rank_watch_.get()}, deadline, nullptr));
-    if (wake == Wake::kExpired) {
+        wait_for_any({socket_->fd(), socket_->event_fd(), rank_watch_.get()}, wake_up, nullptr));
+    if (wake == Wake::kExpired && deadline.expired()) {
       return deadline_exceeded(concat("no message from the rank at ", address_, " for ",
                                       options_.timeout_seconds, " s"));
     }

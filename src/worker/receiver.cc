@@ -42,7 +42,7 @@ class Receiver {
     CKPT_RETURN_IF_ERROR(need(State::kLoading, "Bucket"));
     const bool verify = options_.verify && link_.welcome().verify;
     CKPT_ASSIGN_OR_RETURN(const BucketAck ack,
-                          load_bucket(bucket, *ring_, loader_, verify,
+                          load_bucket(bucket, ring_, loader_, verify,
                                       Deadline::after_seconds(options_.timeout_seconds)));
     report_.tensors += ack.tensors;
     report_.bytes += ack.bytes;
@@ -92,7 +92,7 @@ class Receiver {
   Loader& loader_;
   const ReceiverOptions& options_;
   State state_ = State::kNoRing;
-  std::unique_ptr<RingMapping> ring_;
+  std::shared_ptr<RingMapping> ring_;
   ReceiveReport report_;
   bool finished_ = false;
 };

@@ -28,7 +28,8 @@ class RingMapping {
   static Result<std::unique_ptr<RingMapping>> open(const BufferHandle& handle);
 
   virtual ~RingMapping() = default;
-  virtual const std::byte* data() const = 0;  ///< a device pointer on cuda
+  virtual const std::byte* data() const = 0;
+  virtual bool on_device() const = 0;  ///< data() is a pointer of the GPU
   virtual std::uint64_t size() const = 0;
   /// Copies each piece that has a destination and, with `sums`, fills the sum of every piece, of
   /// the very bytes that were copied. Complete on return.

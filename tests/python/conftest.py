@@ -3,13 +3,17 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
+import sys
 import time
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(os.environ.get("CHECKPOINT_ENGINE", ROOT / "build" / "release" / "bin" / "checkpoint-engine"))
+# Not an installed package, but what the build beside the program has made.
+sys.path.insert(0, str(PROGRAM.parents[1] / "python"))
 CLEAN_ENV = {k: v for k, v in os.environ.items()
              if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") and not k.startswith("PS_")}
 
@@ -33,6 +37,12 @@ def wait_for(condition, seconds=20, what="condition"):
             return value
         time.sleep(0.02)
     raise AssertionError(f"{what}: not within {seconds} s")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def shared_objects(job):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import report_of, run, shared_objects, start, wait_for
+from conftest import free_port, report_of, run, shared_objects, start, wait_for
 
 
 def update_arguments(checkpoint, sockets, *more, nproc=4, parallel=2, engine="vllm"):
@@ -109,13 +109,6 @@ def large_checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "large"
     assert run("make-checkpoint", "--like", "qwen3-0.6b", "--layers", 28, "--shrink", 2, folder).returncode == 0
     return folder
-
-
-def free_port():
-    import socket
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

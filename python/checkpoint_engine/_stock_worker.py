@@ -1,0 +1,213 @@
+"""The worker's side of the stock wire, for a rank of the Python package checkpoint-engine 0.4: docs/wire-stock.md."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import mmap
+import os
+import stat
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from . import _core
+from ._stock_messages import CudaBuffer, FileBuffer, StockMessageError, StockTensor, read
+from .errors import DeadlineExceededError
+from .tensors import torch_if_loaded, view
+
+
+def update_weights(
+    zmq_ctx: Any,
+    address: str,
+    device_id: int | None,
+    *,
+    run: Callable[[list[tuple[str, Any]]], object],
+    post_hook: Callable[[], object] | None,
+    timeout: float,
+) -> None:
+    """One update; see worker.update_weights_from_ipc."""
+    rank = _Rank(zmq_ctx, address, timeout)
+    try:
+        _Session(rank, device_id, run, post_hook).run()
+    finally:
+        rank.close()
+
+
+class _Rank:
+    """The rank at the other end: sends pickles, gets raw bytes."""
+
+    def __init__(self, zmq_ctx: Any, address: str, timeout: float):
+        import zmq
+
+        self._address = address
+        self._timeout = timeout
+        self._socket = zmq_ctx.socket(zmq.REP)
+        self._socket.connect(address)
+        self._poll_in = zmq.POLLIN
+
+    def receive(self) -> Any:
+        """The content of the next message, or StockMessageError."""
+        return read(self.receive_raw())
+
+    def receive_raw(self) -> bytes:
+        end = time.monotonic() + self._timeout
+        # Python handles signals between the steps; pyzmq does so within them only for the main thread.
+        while not self._socket.poll(timeout=100, flags=self._poll_in):
+            if time.monotonic() > end:
+                raise DeadlineExceededError(
+                    f"no message from the rank at {self._address} for {self._timeout} s", "deadline exceeded"
+                )
+        return self._socket.recv()
+
+    def accept(self) -> None:
+        self._socket.send(b"")
+
+    def refuse(self, error: BaseException) -> None:
+        self._socket.send_string("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+    def close(self) -> None:
+        self._socket.close(linger=2000)
+
+
+class _Session:
+    def __init__(self, rank: _Rank, device_id: int | None, run: Callable, post_hook: Callable | None):
+        self._rank = rank
+        self._device_id = device_id
+        self._run = run
+        self._post_hook = post_hook
+        self._buffer: _CudaMapping | _FileMapping | None = None
+
+    def run(self) -> None:
+        self._open()
+        try:
+            while (message := self._next()) is not None:
+                self._load(message)
+            self._release()
+            if self._next() is not None:
+                raise StockMessageError("the rank sent a bucket after it had released its buffer")
+            if self._post_hook is not None:
+                self._post_hook()
+            self._rank.accept()
+        finally:
+            self._buffer = None
+
+    def _open(self) -> None:
+        try:
+            handle = self._rank.receive()
+            if isinstance(handle, FileBuffer):
+                self._buffer = _FileMapping(handle)
+            elif isinstance(handle, CudaBuffer):
+                self._buffer = _CudaMapping(handle, self._device_id)
+            elif isinstance(handle, Exception):
+                raise handle
+            else:
+                raise StockMessageError("the rank's first message is no buffer")
+        except Exception as error:
+            self._rank.refuse(error)
+            self._rank.receive_raw()  # whatever it is, the rank has heard
+            raise
+        self._rank.accept()
+
+    def _next(self) -> list[StockTensor] | None:
+        message = self._rank.receive()
+        if isinstance(message, Exception):
+            raise message
+        if message is not None and not isinstance(message, list):
+            raise StockMessageError("the rank sent a second buffer")
+        return message
+
+    def _load(self, bucket: list[StockTensor]) -> None:
+        try:
+            self._buffer.lend(bucket, self._run)
+        except Exception as error:  # the rank answers with an exception to all workers, which _next raises
+            self._rank.refuse(error)
+        else:
+            self._rank.accept()
+
+    def _release(self) -> None:
+        self._buffer.close()
+        self._buffer = None
+        self._rank.accept()
+
+
+def _checked_bytes(tensor: StockTensor, buffer_bytes: int) -> int:
+    """The tensor's bytes, when it lies in the buffer."""
+    itemsize = _core.torch_itemsize(tensor.dtype)
+    size = math.prod(tensor.shape) * itemsize
+    if tensor.offset + size > buffer_bytes or tensor.offset % itemsize != 0:
+        raise StockMessageError(
+            f'tensor "{tensor.name}" of {size} bytes at offset {tensor.offset} does not fit the buffer of {buffer_bytes}'
+        )
+    return size
+
+
+class _FileMapping:
+    """A buffer in host memory. Nothing that the engine keeps may lie in it: that is an error, by name."""
+
+    def __init__(self, handle: FileBuffer):
+        descriptor = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size < handle.bytes:
+                raise StockMessageError(f"{handle.path} is no buffer of {handle.bytes} bytes of this user")
+            self._memory = mmap.mmap(descriptor, handle.bytes)
+        finally:
+            os.close(descriptor)
+        self._bytes = handle.bytes
+
+    def lend(self, bucket: list[StockTensor], run: Callable) -> None:
+        from .worker import refuse_kept
+
+        lent, weights = [], []
+        for tensor in bucket:
+            size = _checked_bytes(tensor, self._bytes)
+            piece = (ctypes.c_ubyte * size).from_buffer(self._memory, tensor.offset) if size else b""
+            if size:
+                lent.append((tensor.name, weakref.ref(piece)))
+            weights.append((tensor.name, view(tensor.dtype, tensor.shape, piece)))
+            del piece
+        run(weights)
+        weights.clear()
+        refuse_kept(lent)
+
+    def close(self) -> None:
+        gc.collect()
+        self._memory.close()
+
+
+class _CudaMapping:
+    """A buffer on the GPU, opened by torch."""
+
+    def __init__(self, handle: CudaBuffer, device_id: int | None):
+        torch = torch_if_loaded()
+        if torch is None:
+            raise RuntimeError("a buffer on a GPU is opened by torch, which is not loaded in this process: import it first")
+        from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+        self._torch = torch
+        self._buffer = rebuild_cuda_tensor(
+            torch.Tensor, (handle.bytes,), (1,), 0, getattr(torch.storage, handle.storage), torch.uint8,
+            torch.cuda.current_device() if device_id is None else device_id, handle.handle, handle.storage_bytes,
+            handle.storage_offset, False, handle.counter_handle, handle.counter_offset, handle.event_handle,
+            handle.event_sync_required,
+        )
+
+    def lend(self, bucket: list[StockTensor], run: Callable) -> None:
+        weights = []
+        for tensor in bucket:
+            size = _checked_bytes(tensor, self._buffer.numel())
+            piece = self._buffer[tensor.offset : tensor.offset + size]
+            weights.append((tensor.name, piece.view(getattr(self._torch, tensor.dtype)).view(tensor.shape)))
+        run(weights)
+        self._torch.cuda.synchronize(self._buffer.device)
+
+    def close(self) -> None:
+        device = self._buffer.device
+        self._buffer = None
+        gc.collect()
+        self._torch.cuda.ipc_collect()
+        self._torch.cuda.synchronize(device)

@@ -1,0 +1,362 @@
+"""The sending side: one ParameterServer per rank holds a part of a checkpoint and puts it into running inference engines."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from . import _core, _log, _torch_group
+from .data_types import MemoryBufferMetaList, Metas
+from .errors import CheckpointEngineError, InvalidArgumentError
+from .report import UpdateReport
+from .tensors import describe
+
+__all__ = ["ParameterServer", "PreparedUpdate", "RequestFunction"]
+
+RequestFunction = Callable[[list[tuple[str, str]]], object]
+"""Tells an engine to update; see ParameterServer.update."""
+
+
+def _seconds(time: timedelta | float) -> float:
+    return time.total_seconds() if isinstance(time, timedelta) else float(time)
+
+
+class PreparedUpdate:
+    """An update that is ready to run and has touched no engine yet.
+
+    Give it to ParameterServer.commit or abort; as a context manager, and when it is dropped, it is given up on every rank
+    unless it was committed.
+    """
+
+    def __init__(self, update: _core.PreparedUpdate):
+        self._update: _core.PreparedUpdate | None = update
+
+    def __enter__(self) -> PreparedUpdate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._update = None
+
+    def _take(self) -> _core.PreparedUpdate:
+        if self._update is None:
+            raise InvalidArgumentError("this update was committed or given up already", "invalid argument")
+        update, self._update = self._update, None
+        return update
+
+
+class ParameterServer:
+    """One rank of a job. All ranks of the job make the same calls.
+
+    Calls that wait let other Python threads run, and end with KeyboardInterrupt within a second of Ctrl-C: an update ends
+    on every rank then. Errors are CheckpointEngineError and its subclasses. Calls of one server run one after the other.
+
+    Args:
+        rank, world_size: from the variables of torchrun, Open MPI or Slurm where they are None. 0 is a rank.
+        auto_pg: torch's default process group, if init_process_group has made one, is destroyed after each update.
+        gpu_count: ranks of one host; this rank uses the GPU number rank % gpu_count. None: the launcher's local rank.
+        mem_fraction: of the free memory, which an update may use; None: PS_MEM_FRACTION, else 0.9.
+        master_addr, master_port: where rank 0 listens. None: MASTER_ADDR, and MASTER_PORT + 1.
+        device: "auto" (a GPU where there is one), "cuda" or "host".
+        job: jobs of different names ignore each other on one host.
+        secret: ranks and our workers of a job must have the same.
+        collective: how weights spread on a host: "auto", "peer", "chain".
+        ring_bytes, bucket_bytes, chunk_bytes: sizes of an update's buffers; 0: chosen.
+        join_timeout: seconds (or a timedelta) that ranks wait for each other here.
+
+    Returns when all ranks of the job have joined.
+    """
+
+    shared_memory_pool_name = "__shared_memory_pool__"
+
+    def __init__(
+        self,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        auto_pg: bool = True,
+        gpu_count: int | None = None,
+        mem_fraction: float | None = None,
+        master_addr: str | None = None,
+        master_port: int | None = None,
+        device: str = "auto",
+        job: str = "default",
+        secret: str = "",
+        collective: str = "auto",
+        ring_bytes: int = 0,
+        bucket_bytes: int = 0,
+        chunk_bytes: int = 0,
+        join_timeout: timedelta | float = 600.0,
+        external_hub: bool = False,
+        load_threads: int = 0,
+    ):
+        options = _core.ServerOptions()
+        options.rank, options.world_size = _rank_and_size(rank, world_size)
+        if gpu_count is not None:
+            options.local_rank = _local_rank(options.rank, gpu_count)
+        options.memory_fraction = mem_fraction or 0.0
+        options.rendezvous = _rendezvous(master_addr, master_port)
+        options.device = device
+        options.job = job
+        options.secret = secret
+        options.collective = collective
+        options.ring_bytes = ring_bytes
+        options.bucket_bytes = bucket_bytes
+        options.chunk_bytes = chunk_bytes
+        options.join_timeout_seconds = _seconds(join_timeout)
+        options.external_hub = external_hub
+        options.load_threads = load_threads
+        self._master_addr = master_addr
+        self._auto_pg = auto_pg
+        self._torch_group_is_ours = False
+        self._server = _core.ParameterServer(options)
+        # At the end of the process too: ranks that leave are not taken for dead.
+        self._finalizer = weakref.finalize(self, self._server.close)
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the job and frees the memory; rank 0 waits until the others have left too. Again is fine."""
+        self._finalizer()
+
+    @property
+    def rank(self) -> int:
+        return self._server.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._server.world_size
+
+    def register_checkpoint(
+        self,
+        checkpoint_name: str,
+        *,
+        files: Sequence[str | os.PathLike[str]] | None = None,
+        named_tensors: Mapping[str, Any] | None = None,
+        use_shared_memory_pool: bool = False,
+        use_inplace_pin_memory: bool = True,
+    ) -> None:
+        """Reads or copies this rank's part into host memory, with a digest of every tensor. Not collective.
+
+        Args:
+            checkpoint_name: a name that is registered already is refused.
+            files: safetensors files.
+            named_tensors: full, unsharded tensors by their Hugging Face names: torch's (any device) or numpy's. They win
+                over files of the same name, and are copied: the caller may change or free them on return.
+            use_shared_memory_pool: reuse the memory of the checkpoint that was registered this way before.
+            use_inplace_pin_memory: files in /dev/shm are pinned where they are, and then deleted.
+        """
+        paths = [os.fspath(file) for file in files or []]
+        for path in paths:
+            if not path.endswith(".safetensors"):
+                raise InvalidArgumentError(f"{path}: only .safetensors files can be registered", "invalid argument")
+        tensors, keep_alive = describe(named_tensors or {})
+        self._server.register_checkpoint(
+            checkpoint_name, paths, tensors, use_shared_memory_pool, use_inplace_pin_memory, keep_alive
+        )
+
+    def unregister_checkpoint(self, checkpoint_name: str, force: bool = False) -> None:
+        """Frees a checkpoint's memory; a name that is not registered is a warning in the log.
+
+        Args:
+            force: free the shared memory pool, too, if the checkpoint uses it.
+        """
+        try:
+            self._server.unregister_checkpoint(checkpoint_name, force)
+        except CheckpointEngineError as error:
+            if error.code != "not found":
+                raise
+            _log.logger.warning("%s", error)
+
+    def gather_metas(self, checkpoint_name: str) -> None:
+        """Collective over the job: every rank learns all tensors of the checkpoint. Needed before update()."""
+        self._server.gather_metas(checkpoint_name)
+
+    def get_metas(self) -> dict[int, MemoryBufferMetaList]:
+        """What gather_metas or load_metas has learned, by rank; can be pickled. Ranks without tensors are left out."""
+        return Metas.from_json(self._server.export_metas())
+
+    def load_metas(self, metas: dict[int, MemoryBufferMetaList] | str) -> None:
+        """Takes metas of another job: what its get_metas or export_metas gave."""
+        text = metas if isinstance(metas, str) else getattr(metas, "exported", None)
+        if text is None:
+            raise InvalidArgumentError(
+                "these metas were not made by get_metas of this package; give the JSON of export_metas otherwise",
+                "invalid argument",
+            )
+        self._server.load_metas(text)
+
+    def export_metas(self) -> str:
+        """The metas as JSON with a version: for files that outlive a job, and for other languages."""
+        return self._server.export_metas()
+
+    def init_process_group(self, *, timeout: timedelta = timedelta(minutes=10)) -> None:
+        """Makes torch's default process group over the job's ranks where torch is loaded and there is none.
+
+        The engine itself needs none; programs that call torch.distributed between the calls do. Collective.
+        """
+        self._torch_group_is_ours |= _torch_group.make(self._server, self._master_addr, timeout)
+
+    def store_based_barrier(self, timeout: timedelta = timedelta(minutes=5)) -> None:
+        """Waits until every rank of the job has called it."""
+        self._server.barrier(_seconds(timeout))
+
+    def update(
+        self,
+        checkpoint_name: str,
+        req_func: RequestFunction,
+        *,
+        timeout: timedelta | float = timedelta(minutes=10),
+        ranks: Sequence[int] | None = None,
+        inference_parallel_size: int | None = None,
+        verify: bool = True,
+        report: Callable[[UpdateReport], object] | None = None,
+    ) -> None:
+        """Updates engines in place. Collective over the job; over on return, on every rank, with the same outcome.
+
+        Args:
+            req_func: called with [(device uuid, address)] of all ranks of the job in rank order, on every updating rank, in
+                a thread of its own. It tells an engine to update and returns when the engine has answered; most ranks have
+                nobody to tell and return at once. An exception fails the update on every rank, with its text. Ranks that
+                are not updated have empty strings.
+            timeout: for the whole update.
+            ranks: only these are updated, out of the memory of all; the others wait for the end. None or []: all.
+            inference_parallel_size: workers of one engine. None: PS_INSTANCE_SIZE, else all updated ranks are one engine.
+            verify: tensors are checked against their digests before they are loaded.
+            report: called with what this rank did, after success.
+        """
+        if not callable(req_func):
+            raise InvalidArgumentError(f"req_func is {req_func!r}, which cannot be called", "invalid argument")
+        try:
+            prepared = self.prepare(
+                checkpoint_name,
+                timeout=timeout,
+                ranks=ranks,
+                inference_parallel_size=inference_parallel_size,
+                verify=verify,
+            )
+            done = self.commit(prepared, req_func)
+        finally:
+            self._leave_torch_group()
+        if report is not None:
+            report(done)
+
+    def prepare(
+        self,
+        checkpoint_name: str,
+        *,
+        timeout: timedelta | float = timedelta(minutes=10),
+        ranks: Sequence[int] | None = None,
+        inference_parallel_size: int | None = None,
+        verify: bool = True,
+    ) -> PreparedUpdate:
+        """The part of an update that needs no engine: plans, allocates, and fills the first buffers. Collective.
+
+        The arguments are those of update(); the timeout is for commit() too.
+        """
+        return PreparedUpdate(
+            self._server.prepare(
+                checkpoint_name,
+                list(ranks or []),
+                _instance_size(inference_parallel_size),
+                _seconds(timeout),
+                verify,
+                False,
+            )
+        )
+
+    def commit(self, prepared: PreparedUpdate, req_func: RequestFunction) -> UpdateReport:
+        """Calls the engines and updates them. Collective. On return, also by an exception, the update is over."""
+        call = _CallThread(req_func)
+        try:
+            return UpdateReport.from_fields(self._server.commit(prepared._take(), call.start))
+        except Exception as error:
+            if call.raised is not None and error.__cause__ is None:
+                raise error from call.raised
+            raise
+
+    def abort(self, prepared: PreparedUpdate, cause: str = "given up by its caller") -> None:
+        """Gives a prepared update up on every rank, with this cause."""
+        self._server.abort(prepared._take(), cause)
+
+    def _leave_torch_group(self) -> None:
+        if self._auto_pg and self._torch_group_is_ours:
+            self._torch_group_is_ours = False
+            _torch_group.destroy()
+
+
+class _CallThread:
+    """Runs req_func on a daemon thread: one that never returns keeps no process alive."""
+
+    def __init__(self, req_func: RequestFunction):
+        self._req_func = req_func
+        self.raised: BaseException | None = None
+
+    def start(self, call: _core.RunningCall) -> None:
+        threading.Thread(target=self._run, args=(call,), name="checkpoint-engine-req-func", daemon=True).start()
+
+    def _run(self, call: _core.RunningCall) -> None:
+        try:
+            self._req_func(call.addresses)
+        except BaseException as error:  # SystemExit too: whatever ended the call, the update must hear of it
+            self.raised = error
+            _log.logger.debug("req_func raised", exc_info=True)
+            call.finish(f"req_func raised {type(error).__name__}: {error}")
+        else:
+            call.finish(None)
+
+
+def _rank_and_size(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
+    """One that is not given comes from torchrun's variables when the other is given."""
+    if rank is None and world_size is not None and "RANK" in os.environ:
+        rank = int(os.environ["RANK"])
+    if world_size is None and rank is not None and "WORLD_SIZE" in os.environ:
+        world_size = int(os.environ["WORLD_SIZE"])
+    return rank, world_size
+
+
+def _local_rank(rank: int | None, gpu_count: int) -> int:
+    if gpu_count < 1:
+        raise InvalidArgumentError(f"gpu_count is {gpu_count}; it must be at least 1", "invalid argument")
+    if rank is None:
+        rank = int(os.environ.get("RANK", "0"))
+    return rank % gpu_count
+
+
+def _rendezvous(master_addr: str | None, master_port: int | None) -> str:
+    """ "host:port" of the hub; empty: the engine finds it in the environment."""
+    if master_addr is None and master_port is None:
+        return ""
+    host = master_addr or os.environ.get("MASTER_ADDR")
+    port = master_port
+    if port is None and "MASTER_PORT" in os.environ:
+        port = int(os.environ["MASTER_PORT"]) + 1
+    if not host or port is None:
+        raise InvalidArgumentError(
+            "master_addr and master_port belong together: give both, or set MASTER_ADDR and MASTER_PORT",
+            "invalid argument",
+        )
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _instance_size(inference_parallel_size: int | None) -> int:
+    if inference_parallel_size is None:
+        return 0
+    if inference_parallel_size < 1:
+        raise InvalidArgumentError(
+            f"inference_parallel_size is {inference_parallel_size}; it must be at least 1", "invalid argument"
+        )
+    return inference_parallel_size
+
+
+if __name__ == "__main__":
+    from .__main__ import main
+
+    main()

@@ -1,0 +1,18 @@
+// checkpoint_engine._core: the C++ API for the package's Python code, which alone uses it.
+#include <nanobind/nanobind.h>
+
+#include "engine_call.h"
+#include "log.h"
+#include "parameter_server.h"
+#include "receiver.h"
+#include "tensors.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "The C++ engine. Private: use checkpoint_engine.ps and checkpoint_engine.worker.";
+  module.attr("__version__") = CKPT_VERSION;
+  ckpt::python::bind_log(module);
+  ckpt::python::bind_tensors(module);
+  ckpt::python::bind_engine_call(module);
+  ckpt::python::bind_parameter_server(module);
+  ckpt::python::bind_receiver(module);
+}

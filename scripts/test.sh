@@ -13,7 +13,7 @@ bash scripts/setup.sh
 
 build() {
   say "build $1"
-  cmake --preset "$1" >/tmp/checkpoint-engine-configure.log 2>&1 || { cat /tmp/checkpoint-engine-configure.log; return 1; }
+  cmake --preset "$@" >/tmp/checkpoint-engine-configure.log 2>&1 || { cat /tmp/checkpoint-engine-configure.log; return 1; }
   grep -E "cuda|CUDA" /tmp/checkpoint-engine-configure.log || true
   cmake --build "build/$1" -- --quiet
 }
@@ -27,9 +27,9 @@ build dev
 run dev
 [ "$quick" = quick ] && exit 0
 
-build release
-say "a checkpoint that nobody here made"
 python=$(bash scripts/venv.sh)
+build release -DCKPT_BUILD_PYTHON=ON -DPython_EXECUTABLE="$python"
+say "the program, the Python package, and a checkpoint that nobody here made"
 "$python" -m pytest -q tests/python
 
 for sanitizer in asan tsan; do

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <future>
 
 #include "base/fd.h"
 #include "base/host.h"
@@ -220,6 +222,45 @@ TEST_P(UpdateFailure, ACancelledCallMayAskItsContext) {
       });
   expect_cause(statuses, "rank 2: peer error: no");
   EXPECT_TRUE(asked);
+  expect_next_update_works();
+}
+
+TEST_P(UpdateFailure, CancelledByAnotherThread) {
+  const auto statuses = job_.update(
+      "c", [&](const std::vector<WorkerAddress>&, EngineCallContext& context) -> Status {
+        if (context.rank() == 3) job_.server(3).cancel(aborted("interrupted"));
+        while (!context.cancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return Status();
+      });
+  expect_cause(statuses, "rank 3: aborted: interrupted");
+  expect_next_update_works();
+}
+
+TEST_P(UpdateFailure, AWaitForOtherRanksIsCancelled) {
+  ParameterServer& server = job_.server(0);
+  const std::vector<std::function<Status()>> waits = {
+      [&] { return server.barrier(60); },
+      [&] { return server.gather_metas("other"); },
+      [&] { return server.prepare("c", {}).status(); },
+      [&] {
+        UpdateOptions options;
+        options.recipients = {1};
+        CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare("c", options));
+        return server.commit(std::move(prepared), {}).status();
+      },
+  };
+  for (const auto& wait : waits) {
+    auto waiting = std::async(std::launch::async, wait);
+    while (waiting.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready) {
+      server.cancel(aborted("enough"));
+    }
+    EXPECT_THAT(waiting.get().message(), HasSubstr("enough"));
+  }
+  // Until the hub has heard that rank 0 has given up, the others would still join it.
+  for (const Status& status :
+       job_.run([](int, ParameterServer& any_rank) { return any_rank.gather_metas("c"); })) {
+    EXPECT_TRUE(status.is_ok()) << status.to_string();
+  }
   expect_next_update_works();
 }
 

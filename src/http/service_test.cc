@@ -69,6 +69,7 @@ class FakeServer : public ParameterServer {
     return report;
   }
   void abort(std::unique_ptr<PreparedUpdate>, const Status&) override {}
+  void cancel(const Status&) override {}
   Status barrier(double) override { return Status::ok(); }
   Result<std::vector<std::string>> all_gather(const std::string& mine, double) override {
     return std::vector<std::string>{mine, other_offer.empty() ? mine : other_offer};

@@ -8,7 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 shrink=${1:-1}
 bash scripts/setup.sh
 export CCACHE_BASEDIR=$PWD
-cmake --preset release >/tmp/checkpoint-engine-configure.log 2>&1 || { cat /tmp/checkpoint-engine-configure.log; exit 1; }
+mkdir -p build
+cmake --preset release >build/configure-release.log 2>&1 || { cat build/configure-release.log; exit 1; }
 cmake --build build/release --target checkpoint-engine -- --quiet
 
 program=$PWD/build/release/bin/checkpoint-engine

@@ -13,8 +13,9 @@ bash scripts/setup.sh
 
 build() {
   say "build $1"
-  cmake --preset "$@" >/tmp/checkpoint-engine-configure.log 2>&1 || { cat /tmp/checkpoint-engine-configure.log; return 1; }
-  grep -E "cuda|CUDA" /tmp/checkpoint-engine-configure.log || true
+  mkdir -p build
+  cmake --preset "$@" >"build/configure-$1.log" 2>&1 || { cat "build/configure-$1.log"; return 1; }
+  grep -E "cuda|CUDA" "build/configure-$1.log" || true
   cmake --build "build/$1" -- --quiet
 }
 # On a machine that others use too, a test that fails is run once more, and ctest says so.

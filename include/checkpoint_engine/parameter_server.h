@@ -34,6 +34,9 @@ struct ParameterServerOptions {
   double heartbeat_timeout_seconds = 5;
   /// How long rank 0, which runs the hub, waits in its destructor for the others to leave.
   double hub_linger_seconds = 600;
+  /// After a failed update: how long a worker whose engine was called already may take to connect
+  /// and hear of it; the destructor waits for that.
+  double late_worker_seconds = 5;
   /// How long register, gather and barrier wait for other ranks.
   double collective_timeout_seconds = 600;
   /// How long unregister_checkpoint and the destructor wait for other jobs that are reading this
@@ -208,4 +211,4 @@ class ParameterServer {
 Result<std::map<std::string, std::string>> engine_instance(
     const std::vector<WorkerAddress>& all_ranks, int rank, int instance_size);
 
-}  // namespace ckpt
+}  // namespace gnu::visibility("default")]]ckpt

@@ -48,6 +48,14 @@ void add_update_job(CLI::App& app, UpdateCommand& o) {
                  "seconds for an update, and for its engines to be ready")
       ->check(kAnySeconds)
       ->capture_default_str();
+  app.add_option("--join-timeout", o.join_timeout_seconds,
+                 "seconds to wait for ranks that have not joined yet")
+      ->check(kAnySeconds)
+      ->capture_default_str();
+  app.add_option("--heartbeat-timeout", o.heartbeat_timeout_seconds,
+                 "seconds of silence after which a rank that has joined is lost")
+      ->check(kAnySeconds)
+      ->capture_default_str();
 }
 
 void add_update_engine(CLI::App& app, UpdateCommand& o) {
@@ -145,8 +153,8 @@ void add_receive(CLI::App& app, ReceiveCommand& o) {
       ->needs(output);
   app.add_option("--expect", o.expect,
                  "checkpoint that all workers must hold after each update, byte for byte; if not, "
-                 "exit with 1");
-  app.add_option("--exit-after", o.exit_after, "exit after so many updates")
+                 "or if the last update failed, exit with 1");
+  app.add_option("--exit-after", o.exit_after, "exit after so many updates that succeeded")
       ->check(CLI::PositiveNumber);
   app.add_option("--ready-file", o.ready_file, "written with the address once calls are taken");
   app.add_option("--timeout", o.timeout_seconds, "seconds without a word from the rank")
@@ -273,6 +281,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
       app.add_subcommand("serve", "be one rank of a job that is told over HTTP what to do");
   add_serve(*serve_app, serve);
   for (auto* const sub : app.get_subcommands({})) {
+    sub->set_version_flag("--version", "checkpoint-engine " CKPT_VERSION);
     for (auto* const option : sub->get_options()) {
       // Lists take them all; of everything else the last one counts.
       if (option->get_expected_max() == 1) option->take_last();

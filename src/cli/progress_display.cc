@@ -7,15 +7,16 @@
 
 namespace ckpt {
 
-std::string progress_line(std::uint64_t done, std::uint64_t total, double seconds) {
+std::string progress_line(std::uint64_t done, std::uint64_t total, double seconds, bool bar) {
   constexpr int kWidth = 24;
   const double share =
       total == 0 ? 1.0 : static_cast<double>(std::min(done, total)) / static_cast<double>(total);
   const int filled = static_cast<int>(share * kWidth);
   const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
   char text[128];
-  std::snprintf(text, sizeof(text), "[%s%s] %3d %%  %s of %s  %.2f GB/s",
-                std::string(filled, '#').c_str(), std::string(kWidth - filled, '-').c_str(),
+  std::string drawn;
+  if (bar) drawn = concat('[', std::string(filled, '#'), std::string(kWidth - filled, '-'), "] ");
+  std::snprintf(text, sizeof(text), "%s%3d %%  %s of %s  %.2f GB/s", drawn.c_str(),
                 static_cast<int>(share * 100), format_bytes(done).c_str(),
                 format_bytes(total).c_str(), rate / 1e9);
   if (done >= total || rate <= 0) return text;
@@ -40,7 +41,8 @@ void ProgressDisplay::update(std::uint64_t done, std::uint64_t total) {
   if (done < total && now - shown_ < interval) return;
   shown_ = now;
   const std::string line =
-      progress_line(done, total, std::chrono::duration<double>(now - start_).count());
+      progress_line(done, total, std::chrono::duration<double>(now - start_).count(),
+                    kind_ == ProgressKind::kBar);
   if (kind_ == ProgressKind::kBar) {
     std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
     open_line_ = true;

@@ -8,8 +8,9 @@
 
 namespace ckpt {
 
-/// "[#####-----]  50 %  2.00 of 4.00 GiB  1.25 GB/s  2 s left", at most 80 columns. Pure.
-std::string progress_line(std::uint64_t done, std::uint64_t total, double seconds);
+/// "[#####-----]  50 %  2.00 of 4.00 GiB  1.25 GB/s  2 s left", at most 80 columns; without the
+/// brackets where there is no terminal (`bar` false). Pure.
+std::string progress_line(std::uint64_t done, std::uint64_t total, double seconds, bool bar = true);
 
 enum class ProgressKind {
   kNone,

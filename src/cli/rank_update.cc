@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/host.h"
+#include "base/log.h"
 #include "base/strings.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint/split.h"
@@ -52,21 +53,35 @@ class RankUpdate {
     CKPT_RETURN_IF_ERROR(agree(set_up()));
     CKPT_RETURN_IF_ERROR(gather());
     for (const auto& recipients : settings_.updates) {
-      CKPT_RETURN_IF_ERROR(update(recipients));
+      const Status updated = update(recipients);
+      if (!updated) return report_failure(updated);
     }
     CKPT_RETURN_IF_ERROR(publish_report());
     return command_.sleep_seconds > 0 ? sleep() : Status::ok();
   }
 
+  /// True when the checkpoint itself is not valid.
+  bool refused() const { return refused_; }
+
  private:
   /// What a rank does without the others.
   Status set_up() {
+    if (server_->rank() == 0 && !command_.report_file.empty()) {
+      // Found out now, not after the engines have been updated; and no report of an earlier update
+      // is taken for this one's.
+      CKPT_RETURN_IF_ERROR(write_text_file(command_.report_file,
+                                           failed_report_json(Status(StatusCode::kAborted,
+                                                                     "the update has not ended")))
+                               .with_context("--report"));
+    }
     if (!command_.checkpoint_path.empty()) CKPT_RETURN_IF_ERROR(register_part());
     return wait_for_engine();
   }
 
   Status register_part() {
-    CKPT_ASSIGN_OR_RETURN(const CheckpointFiles files, scan_checkpoint(command_.checkpoint_path));
+    auto scanned = scan_checkpoint(command_.checkpoint_path);
+    refused_ = !scanned;
+    CKPT_ASSIGN_OR_RETURN(const CheckpointFiles files, std::move(scanned));
     const auto parts = command_.split == "files"
                            ? split_by_files(files.tensors, files.file_of, server_->world_size())
                            : split_by_bytes(files.tensors, server_->world_size());
@@ -174,6 +189,14 @@ class RankUpdate {
     return Status::ok();
   }
 
+  /// The update's error; what became of the report is worth a line of the log beside it.
+  Status report_failure(const Status& error) {
+    if (server_->rank() != 0 || command_.report_file.empty()) return error;
+    const Status written = write_text_file(command_.report_file, failed_report_json(error));
+    if (!written) log_warning("--report: ", written.message());
+    return error;
+  }
+
   Status publish_report() {
     CKPT_ASSIGN_OR_RETURN(const auto texts, server_->all_gather(encode_rank_report(report_),
                                                                 command_.timeout_seconds));
@@ -217,6 +240,7 @@ class RankUpdate {
   ProgressDisplay progress_;
   std::string name_;  // of the checkpoint
   std::string api_key_;
+  bool refused_ = false;
   UpdateSettings settings_;
   RankReport report_;
   std::unique_ptr<ParameterServer> server_;
@@ -224,10 +248,13 @@ class RankUpdate {
 
 }  // namespace
 
-Status run_rank(const UpdateCommand& command) {
+RankOutcome run_rank(const UpdateCommand& command) {
   Interrupt interrupt;
   RankUpdate rank(command, interrupt);
-  return rank.run();
+  RankOutcome outcome;
+  outcome.status = rank.run();
+  outcome.refused = rank.refused();
+  return outcome;
 }
 
 }  // namespace ckpt

@@ -6,8 +6,13 @@
 
 namespace ckpt {
 
+struct RankOutcome {
+  Status status;
+  bool refused = false;  ///< the checkpoint itself is not valid; no engine was touched
+};
+
 /// Blocking; on the main thread, before any other thread exists. Rank 0 prints and writes the
 /// report.
-Status run_rank(const UpdateCommand& command);
+RankOutcome run_rank(const UpdateCommand& command);
 
 }  // namespace ckpt

@@ -60,15 +60,19 @@ class Receiver {
       pollfd waits[] = {{signals.fd(), POLLIN, 0}, {queue_.fd(), POLLIN, 0}};
       ::poll(waits, 2, -1);
       if (signals.take()) {
-        if (!instance_.updating()) return kExitOk;
-        return fail(aborted("a signal ended this instance in the middle of an update"));
+        if (instance_.updating()) {
+          return fail(aborted("a signal ended this instance in the middle of an update"));
+        }
+        return last_ || !expected_ ? kExitOk : fail(last_.with_context("--expect"));
       }
       for (const auto& report : queue_.take_all()) {
         if (!report) {
           log_error("update failed: ", report.status().message());
+          last_ = report.status();
           continue;
         }
         if (const Status handled = after_update(*report); !handled) return fail(handled);
+        last_ = Status();
         if (++updates_ == command_.exit_after) return kExitOk;
       }
     }
@@ -118,6 +122,7 @@ class Receiver {
   ThreadPool threads_{available_processors()};
   UpdateQueue queue_;
   int updates_ = 0;
+  Status last_ = failed_precondition("no update has come");  // how the last update ended
 };
 
 Result<InstanceOptions> instance_options(const ReceiveCommand& command) {

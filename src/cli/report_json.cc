@@ -126,6 +126,14 @@ Result<RankReport> decode_rank_report(std::string_view text) try {
   return protocol_error(concat("a rank's report is malformed: ", error.what()));
 }
 
+std::string failed_report_json(const Status& error) {
+  ordered_json report = {
+      {"version", 1},
+      {"error", {{"code", status_code_name(error.code())}, {"message", error.message()}}}};
+  if (error.rank()) report["error"]["rank"] = *error.rank();
+  return dump(report, 2) + "\n";
+}
+
 std::string job_report_json(const std::vector<RankReport>& ranks) {
   ordered_json all = ordered_json::array();
   ordered_json report = {{"version", 1}, {"world_size", ranks.size()}};

@@ -21,4 +21,8 @@ Result<RankReport> decode_rank_report(std::string_view text);
 /// bytes, times in seconds, rates in 10^9 bytes per second.
 std::string job_report_json(const std::vector<RankReport>& ranks);
 
+/// The same file when the update failed: {"version", "error": {"code", "message", "rank"}}, where
+/// the rank is the one that found the cause and is left out where nobody knows.
+std::string failed_report_json(const Status& error);
+
 }  // namespace ckpt

@@ -75,6 +75,8 @@ TEST(Report, TableTakesTheSlowestAndTheSum) {
 TEST(Progress, LineSaysHowFarHowFastHowLong) {
   EXPECT_EQ(progress_line(1u << 30, 4ull << 30, 0.5),
             "[######------------------]  25 %  1.00 GiB of 4.00 GiB  2.15 GB/s  1.5 s left");
+  EXPECT_EQ(progress_line(1u << 30, 4ull << 30, 0.5, /*bar=*/false),
+            " 25 %  1.00 GiB of 4.00 GiB  2.15 GB/s  1.5 s left");
   EXPECT_THAT(progress_line(0, 100, 0), HasSubstr("  0 %"));
   EXPECT_THAT(progress_line(0, 0, 1), HasSubstr("100 %"));
   EXPECT_LE(progress_line(1, 999ull << 40, 1000).size(), 80u);

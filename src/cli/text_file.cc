@@ -27,7 +27,7 @@ Result<std::string> read_text_file(const std::string& path) {
 Status write_text_file(const std::string& path, std::string_view text) {
   const std::string fresh = concat(path, ".", ::getpid(), ".new");
   std::FILE* const file = std::fopen(fresh.c_str(), "we");
-  if (file == nullptr) return errno_error(fresh, errno);
+  if (file == nullptr) return errno_error(path, errno);
   const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const bool closed = std::fclose(file) == 0;
   if (written && closed && std::rename(fresh.c_str(), path.c_str()) == 0) return Status::ok();

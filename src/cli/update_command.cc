@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/env.h"
@@ -70,6 +71,10 @@ int launch(const UpdateCommand& command, const std::vector<std::string>& argumen
   hub_options.bind_host = "127.0.0.1";
   hub_options.world_size = command.nproc;
   hub_options.secret = *secret;
+  hub_options.heartbeat_timeout = std::chrono::milliseconds(
+      static_cast<std::int64_t>(command.heartbeat_timeout_seconds * 1000));
+  hub_options.heartbeat_interval =
+      std::min(hub_options.heartbeat_interval, hub_options.heartbeat_timeout / 5);
   const auto hub = Hub::start(std::move(hub_options));
   if (!hub) return fail(hub.status());
   LaunchOptions options;
@@ -90,9 +95,10 @@ int run(const UpdateCommand& command, const std::vector<std::string>& arguments)
     say("--custom-dist has no effect: there is no torch process group here to replace");
   }
   if (command.nproc > 0) return launch(command, arguments);
-  const Status status = run_rank(command);
-  if (status) return kExitOk;
-  return said_by_rank_0(command, status) ? kExitFailure : fail(status);
+  const RankOutcome outcome = run_rank(command);
+  if (outcome.status) return kExitOk;
+  if (outcome.refused) return refuse(outcome.status);
+  return said_by_rank_0(command, outcome.status) ? kExitFailure : fail(outcome.status);
 }
 
 }  // namespace ckpt

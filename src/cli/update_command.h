@@ -35,6 +35,8 @@ struct UpdateCommand {
   std::uint64_t bucket_bytes = 0;
   std::uint64_t chunk_bytes = 0;
   double timeout_seconds = 300;
+  double join_timeout_seconds = 60;
+  double heartbeat_timeout_seconds = 5;
   bool verify = true;
 
   int nproc = 0;  ///< ranks to launch; 0: this process is a rank

@@ -113,6 +113,8 @@ Result<ParameterServerOptions> server_options(const UpdateCommand& command) {
   options.external_hub = command.external_hub;
   if (!command.job.empty()) options.job = command.job;
   CKPT_ASSIGN_OR_RETURN(options.secret, read_secret_file(command.secret_file));
+  options.join_timeout_seconds = command.join_timeout_seconds;
+  options.heartbeat_timeout_seconds = command.heartbeat_timeout_seconds;
   options.device = command.device;
   options.collective = command.collective;
   options.ring_bytes = command.ring_bytes;

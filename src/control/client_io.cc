@@ -232,10 +232,17 @@ void ControlClient::Impl::keep_alive(TimePoint now) {
 
 void ControlClient::Impl::lose_hub(std::string_view how) {
   hub_lost_ = true;
-  close_with(unavailable(concat("rank ", options_.rank, " has lost the hub at ",
-                                options_.hub.to_string(), ": ", how,
-                                "; look whether the process that runs it (rank 0, or "
-                                "checkpoint-engine hub) is alive, then join again")));
+  if (options_.hub_is_rank_0) {
+    close_with(
+        peer_lost(concat("rank 0, which runs the hub at ", options_.hub.to_string(),
+                         ", is lost: ", how, "; see that process's log, then start the job again"))
+            .on_rank(0));
+  } else {
+    close_with(unavailable(concat("rank ", options_.rank, " has lost the hub at ",
+                                  options_.hub.to_string(), ": ", how,
+                                  "; look whether the process that runs it (checkpoint-engine hub, "
+                                  "or the launcher) is alive, then join again")));
+  }
   const std::lock_guard lock(mutex_);
   farewell_heard_ = true;
   stage_changed_.notify_all();

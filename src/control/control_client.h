@@ -29,6 +29,8 @@ struct JoinOptions {
   std::string secret;
   /// Who shares memory with this rank: host_id() when empty.
   std::string host_id;
+  /// True: rank 0 of the job runs the hub, so a lost hub is a lost rank 0.
+  bool hub_is_rank_0 = false;
 };
 
 /// A rank that died: killed, hung, or cut off. Not one that left.

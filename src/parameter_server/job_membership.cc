@@ -29,6 +29,15 @@ void rescue_workers(const PeerLost& lost) {
   }
 }
 
+// A job that nobody else can be part of, or that meets on the loopback interface, is not offered to
+// the network. Any other listens everywhere: the rendezvous may be a name that only others resolve.
+std::string hub_interface(const Rendezvous& rendezvous) {
+  const std::string& host = rendezvous.hub.host;
+  if (host == "::1") return host;
+  if (host.starts_with("127.") || rendezvous.world_size == 1) return "127.0.0.1";
+  return "";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<JobMembership>> JobMembership::join(const ParameterServerOptions& options,
@@ -51,6 +60,7 @@ Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_
   HostPort hub_address = rendezvous.hub;
   if (rendezvous.rank == 0 && !options_.external_hub) {
     HubOptions hub;
+    hub.bind_host = hub_interface(rendezvous);
     hub.port = rendezvous.hub.port;
     hub.job = options_.job;
     hub.world_size = rendezvous.world_size;
@@ -68,6 +78,7 @@ Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_
   join.job = options_.job;
   join.secret = options_.secret;
   join.host_id = host_id_;
+  join.hub_is_rank_0 = !options_.external_hub;
   CKPT_ASSIGN_OR_RETURN(
       control_, ControlClient::join(join, Deadline::after_seconds(options_.join_timeout_seconds)));
   control_->on_peer_lost(rescue_workers);

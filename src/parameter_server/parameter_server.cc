@@ -320,8 +320,12 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   static_cast<std::uint32_t>(instances.front().size()),
                   deadline,
                   abort};
+  ChannelOptions channel;
+  channel.job = options_.job;
+  channel.secret = options_.secret;
+  channel.late_worker_seconds = options_.late_worker_seconds;
   return UpdateSession::prepare(std::move(setup), name, std::move(instances), options,
-                                options_.secret, notes, cached_plan_);
+                                std::move(channel), notes, cached_plan_);
 }
 
 void ParameterServerImpl::end_update_on_cancel(RunningCalls::Call& call, std::uint64_t epoch) {

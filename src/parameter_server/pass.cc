@@ -46,7 +46,7 @@ Result<std::unique_ptr<Pass>> Pass::prepare(const PassSetup& setup, std::uint32_
   std::unique_ptr<Pass> pass(new Pass(setup, number, std::move(planned)));
   const auto begin = std::chrono::steady_clock::now();
   CKPT_RETURN_IF_ERROR(pass->allocate_and_open(std::move(address)));
-  pass->prepare_stages_.push_back({"allocate", seconds_since(begin), pass->buffers_->ring_bytes()});
+  pass->prepare_stages_.push_back({"allocate", seconds_since(begin), 0});
   if (const Status status = pass->start_lanes(); !status.is_ok()) {
     // Lanes that run already wait for the others.
     setup.control.abort(setup.epoch, status.on_rank(setup.rank));

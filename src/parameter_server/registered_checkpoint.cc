@@ -75,11 +75,13 @@ Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>
   CKPT_ASSIGN_OR_RETURN(const PoolLayout pool_layout, lay_out_pool(pooled_bytes));
   const bool any_mapped = std::any_of(mapped.begin(), mapped.end(),
                                       [](const auto& file) { return file.second.has_value(); });
+  HostPoolOptions near_device;
+  near_device.numa_node = context_.device.numa_node();
   if (part.use_shared_pool && !any_mapped) {
-    CKPT_ASSIGN_OR_RETURN(pool_, context_.shared_pool.take(name_, pool_layout.bytes));
+    CKPT_ASSIGN_OR_RETURN(pool_, context_.shared_pool.take(name_, pool_layout.bytes, near_device));
     uses_shared_pool_ = true;
   } else {
-    CKPT_ASSIGN_OR_RETURN(own_pool_, HostPool::create(pool_layout.bytes));
+    CKPT_ASSIGN_OR_RETURN(own_pool_, HostPool::create(pool_layout.bytes, near_device));
     pool_ = own_pool_.get();
   }
   std::map<std::string, std::uint64_t> file_offsets;

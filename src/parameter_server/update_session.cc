@@ -46,13 +46,10 @@ UpdateSession::UpdateSession(PassSetup setup, std::string checkpoint_name,
 
 Result<std::unique_ptr<UpdateSession>> UpdateSession::prepare(
     PassSetup setup, std::string checkpoint_name, std::vector<std::vector<int>> instances,
-    UpdateOptions options, std::string secret, std::shared_ptr<NoteBox> notes,
+    UpdateOptions options, ChannelOptions channel, std::shared_ptr<NoteBox> notes,
     std::shared_ptr<const CachedPlan>& cached_plan) {
-  ChannelOptions channel;
-  channel.job = setup.job;
   channel.rank = setup.rank;
   channel.epoch = setup.epoch;
-  channel.secret = std::move(secret);
   channel.verify = setup.verify;
   channel.total_tensors = setup.catalog->tensors().size();
   channel.total_bytes = setup.catalog->total_bytes();

@@ -23,10 +23,11 @@ namespace ckpt {
 class UpdateSession {
  public:
   /// Collective over the recipients, given by instance: everything up to and including the first
-  /// pass's prepare. `cached_plan` outlives it.
+  /// pass's prepare. Of `channel` the job, the secret and the times are used; `cached_plan`
+  /// outlives the session.
   static Result<std::unique_ptr<UpdateSession>> prepare(
       PassSetup setup, std::string checkpoint_name, std::vector<std::vector<int>> instances,
-      UpdateOptions options, std::string secret, std::shared_ptr<NoteBox> notes,
+      UpdateOptions options, ChannelOptions channel, std::shared_ptr<NoteBox> notes,
       std::shared_ptr<const CachedPlan>& cached_plan);
   /// Ends the update as failed unless commit() has returned.
   ~UpdateSession();

@@ -105,7 +105,8 @@ class TwoWireChannel final : public WorkerChannel {
 
   void give_up(const Status& cause, Deadline deadline, std::shared_ptr<void> ring) {
     for (const auto& wire : wires_) wire->start_abort(cause);
-    hand_to_closer({options_.job, options_.rank, std::move(wires_), std::move(ring), deadline});
+    hand_to_closer({options_.job, options_.rank, std::move(wires_), std::move(ring), deadline,
+                    options_.late_worker_seconds});
   }
 
  private:

@@ -29,6 +29,8 @@ struct ChannelOptions {
   /// A worker whose process does not answer for so long (stopped, not merely busy) is lost. A
   /// closed connection and the end of its process are a loss at once.
   double heartbeat_timeout_seconds = 5;
+  /// After an abort: how long a worker whose engine was called may take to connect and hear of it.
+  double late_worker_seconds = 5;
 };
 
 struct WorkerHello {

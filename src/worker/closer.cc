@@ -15,9 +15,6 @@
 namespace ckpt {
 namespace {
 
-/// How long an engine that was called may take to connect its worker.
-constexpr std::chrono::seconds kIdleTime(5);
-
 /// The closers of this process. Never destroyed: their threads may outlive main.
 class Closers {
  public:
@@ -116,12 +113,13 @@ void wait_for_news(const ClosingChannel& channel, Deadline until) {
 }
 
 void Closers::drive(ClosingChannel channel, Running& running) {
-  Deadline idle = Deadline::after(kIdleTime);
+  Deadline idle = Deadline::after_seconds(channel.late_worker_seconds);
   bool cut = false;
   bool was_connected = false;
   while (true) {
     const auto progress = step(channel);
-    if (progress.connected && !was_connected) idle = Deadline::after(kIdleTime);
+    if (progress.connected && !was_connected)
+      idle = Deadline::after_seconds(channel.late_worker_seconds);
     was_connected = progress.connected;
     if (!progress.connected) {
       drop_ring(channel, running);

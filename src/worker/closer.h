@@ -20,6 +20,7 @@ struct ClosingChannel {
   std::vector<std::unique_ptr<WorkerWire>> wires;  ///< start_abort() has been called
   std::shared_ptr<void> ring;  ///< dropped when no worker is connected, or at the deadline
   Deadline deadline = Deadline::after_seconds(0);
+  double late_worker_seconds = 5;  ///< ends so long after nobody was connected any more
 };
 
 /// Drives `channel` to its end on a thread of its own. Any thread.

@@ -29,13 +29,13 @@ def start(*arguments, env=None, **options):
                             env={**CLEAN_ENV, **(env or {})}, **options)
 
 
-def wait_for(condition, seconds=20, what="condition"):
+def wait_for(condition, seconds=20, what="condition", pause=0.02):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(pause)
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
@@ -64,17 +64,17 @@ class Receiver:
         wait_for(lambda: self.socket.exists() or self.process.poll() is not None, what="the receiver's socket")
 
     def finish(self, timeout=60):
-        output, _ = self.process.communicate(timeout=timeout)
-        return self.process.returncode, output
+        self.log, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, self.log
 
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.communicate(timeout=10)
+                self.log, _ = self.process.communicate(timeout=10)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.communicate()
+                self.log, _ = self.process.communicate()
 
 
 @pytest.fixture

@@ -30,13 +30,19 @@ def test_four_ranks_update_two_instances(tmp_path, checkpoint, receivers, engine
     for rank in content["ranks"]:
         assert rank["verified_tensors"] == content["total_tensors"] > 0
         assert rank["loaded_bytes"] == content["total_bytes"]
-        assert {"prepare", "deliver"} & {stage["name"] for stage in rank["stages"]}
+        assert {"connect", "agree", "plan", "allocate", "open", "deliver", "finish"} <= {s["name"] for s in rank["stages"]}
+    filled = sum(rank["filled_bytes"] for rank in content["ranks"])
+    assert filled == content["total_bytes"] and content["loaded_bytes"] == 4 * filled
+    assert content["seconds"] > 0 and content["gb_per_s"] > 0
     assert not shared_objects(tmp_path.name)
 
 
-def test_the_split_by_files(checkpoint, receivers):
-    engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=1)
-    done = run(*update_arguments(checkpoint, [engine.socket], "--split", "files", nproc=1, parallel=1))
+@pytest.mark.parametrize("nproc", [1, 8])
+def test_the_split_by_files(checkpoint, receivers, nproc):
+    """With 8 ranks some have no file at all."""
+    assert len(list(checkpoint.glob("*.safetensors"))) < 8
+    engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=nproc)
+    done = run(*update_arguments(checkpoint, [engine.socket], "--split", "files", nproc=nproc, parallel=nproc))
     assert done.returncode == 0, done.stdout + done.stderr
     assert engine.finish()[0] == 0
 
@@ -56,28 +62,117 @@ def test_usage_errors_exit_with_2(tmp_path):
         done = run(*arguments)
         assert done.returncode == 2, (arguments, done.stderr)
         assert "Traceback" not in done.stderr and done.stderr.strip()
-    for arguments in (("--help",), ("--version",), ("update", "--help"), ("receive", "--help"), ("hub", "--help"),
-                      ("inspect", "--help"), ("make-checkpoint", "--help")):
-        assert run(*arguments).returncode == 0, arguments
+    for command in ((), ("update",), ("receive",), ("hub",), ("inspect",), ("make-checkpoint",), ("bench",), ("serve",)):
+        for flag in ("--help", "--version"):
+            done = run(*command, flag)
+            assert done.returncode == 0 and done.stdout.strip(), (command, flag)
 
 
-def test_a_checkpoint_with_a_missing_shard_touches_no_engine(tmp_path, checkpoint, receivers):
+@pytest.mark.parametrize("nproc", [0, 1, 2])
+def test_a_checkpoint_with_a_missing_shard_touches_no_engine(tmp_path, checkpoint, receivers, nproc):
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in checkpoint.iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
     gone = sorted(broken.glob("*.safetensors"))[1]
     gone.unlink()
-    engine = receivers(workers=1)
-    done = run(*update_arguments(broken, [engine.socket], nproc=1, parallel=1))
-    assert done.returncode != 0
+    engine = receivers(workers=max(nproc, 1))
+    done = run(*update_arguments(broken, [engine.socket], nproc=nproc, parallel=max(nproc, 1)))
+    assert done.returncode == 2, done.stdout + done.stderr
     assert gone.name in done.stdout + done.stderr
+    engine.stop()
+    assert "update" not in engine.log, engine.log
+
+
+def test_a_report_is_of_this_update_or_says_that_it_failed(tmp_path, checkpoint, receivers):
+    report = tmp_path / "report.json"
+    engine = receivers("--expect", checkpoint, workers=1)
+    arguments = update_arguments(checkpoint, [engine.socket], "--report", report, nproc=1, parallel=1)
+    assert run(*arguments).returncode == 0
+    assert report_of(report)["loaded_bytes"] > 0
+    engine.stop()
+    assert run(*arguments, "--timeout", 1).returncode == 1
+    assert set(report_of(report)) == {"version", "error"} and report_of(report)["error"]["message"]
+    done = run(*update_arguments(checkpoint, [engine.socket], "--report", tmp_path / "none" / "r.json", nproc=1, parallel=1))
+    assert done.returncode == 1 and "none/r.json:" in done.stderr, done.stderr
+
+
+def test_expect_is_not_met_by_no_update(checkpoint, receivers):
+    engine = receivers("--expect", checkpoint, workers=1)
+    engine.stop()
+    assert engine.process.returncode == 1 and "no update has come" in engine.log, engine.log
+
+
+def test_quiet_is_quiet_and_a_pipe_gets_plain_lines(checkpoint, receivers):
+    engine = receivers(workers=1)
+    done = run(*update_arguments(checkpoint, [engine.socket], "--quiet", nproc=1, parallel=1))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run(*update_arguments(checkpoint, [engine.socket], nproc=1, parallel=1))
+    progress = [line for line in done.stderr.splitlines() if "%" in line]
+    assert progress and progress[-1].startswith("100 %") and "#" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_an_engine_on_tcp(tmp_path, checkpoint, host):
+    ready = tmp_path / "ready"
+    receiver = start("receive", "--listen", f"{host}:0", "--ready-file", ready, "--expect", checkpoint, "--exit-after", 1)
+    try:
+        wait_for(ready.exists, what="the receiver")
+        done = run("update", "--nproc", 1, "--device", "host", "--checkpoint-path", checkpoint, "--endpoint", ready.read_text().strip())
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert receiver.wait(timeout=30) == 0
+    finally:
+        receiver.kill()
+        receiver.communicate()
+
+
+@pytest.mark.parametrize("rank, size, local", [("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+                                               ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")])
+@pytest.mark.parametrize("external", [False, True])
+def test_a_rank_under_torchrun_slurm_or_open_mpi(checkpoint, receivers, rank, size, local, external):
+    engine = receivers("--expect", checkpoint, "--exit-after", 1)
+    hub, rendezvous = None, ()
+    if external:
+        hub = start("hub", "--listen", "127.0.0.1:0", "--world-size", 2)
+        rendezvous = ("--external-hub", "--rendezvous", hub.stdout.readline().split()[-1])
+    port = free_port()
+    ranks = [start(*update_arguments(checkpoint, [engine.socket], *rendezvous, nproc=0),
+                   env={rank: str(i), size: "2", local: str(i), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+             for i in range(2)]
+    for process in ranks:
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+    assert engine.finish()[0] == 0
+    if hub:
+        output, _ = hub.communicate(timeout=30)
+        assert hub.returncode == 0 and "all ranks have left" in output
+
+
+def test_memory_of_a_rank_is_its_share_and_little_more(large_checkpoint, receivers):
+    engine = receivers(workers=1)
+    process = start(*update_arguments(large_checkpoint, [engine.socket], "--sleep-time", 2, nproc=0, parallel=1))
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, anonymous_bytes(process.pid))
+        time.sleep(0.005)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    share = sum(file.stat().st_size for file in large_checkpoint.glob("*.safetensors"))
+    assert share < peak < 1.02 * share + 48 * 2**20
+
+
+def anonymous_bytes(pid, field="RssAnon"):
+    try:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field)), 0)
 
 
 class Job:
     """Ranks that are started one by one, so that each can be killed or stopped."""
 
-    def __init__(self, name, checkpoint, sockets, nproc=4, parallel=2):
+    def __init__(self, name, checkpoint, sockets, nproc=4, parallel=2, hosts=None):
         # A ring of a few small buckets: the update is still under way when something is done to it.
         common = ("update", "--job", name, "--ring-size", "8MiB", "--chunk-size", "1MiB", "--device", "host", "--checkpoint-path", checkpoint, "--engine", "vllm",
                   "--inference-parallel-size", parallel, "--uds", ",".join(map(str, sockets)), "--timeout", 60)
@@ -86,6 +181,8 @@ class Job:
         for rank in range(nproc):
             env = {"RANK": str(rank), "WORLD_SIZE": str(nproc), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port)}
+            if hosts:
+                env["PS_HOST_ID"] = hosts[rank]
             self.ranks.append(start(*common, env=env))
 
     def outcomes(self, skip=(), timeout=90):
@@ -111,17 +208,25 @@ def large_checkpoint(tmp_path_factory):
     return folder
 
 
+def loading(receiver):
+    """A condition: the receiver has begun to load, and is far from done."""
+    before = anonymous_bytes(receiver.process.pid)
+    return lambda: anonymous_bytes(receiver.process.pid) > before + 24 * 2**20
+
+
+@pytest.mark.parametrize("hosts", [None, ["a", "a", "b", "b"]], ids=["one host", "two hosts"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", [1, 2])
-def test_a_rank_that_dies_fails_the_others_and_the_next_update_works(tmp_path, large_checkpoint, receivers, how, victim):
-    engines = [receivers("--expect", large_checkpoint) for _ in range(2)]
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_dies_fails_the_others_and_the_next_update_works(tmp_path, large_checkpoint, receivers, how, victim, hosts):
+    engines = [receivers("--expect", large_checkpoint, "--exit-after", 1) for _ in range(2)]
     sockets = [e.socket for e in engines]
     name = tmp_path.name
-    job = Job(name, large_checkpoint, sockets)
+    begun = [loading(engine) for engine in engines]
+    job = Job(name, large_checkpoint, sockets, hosts=hosts)
     try:
-        wait_for(lambda: shared_objects(name), what="the ring of the update")
+        wait_for(lambda: any(condition() for condition in begun), pause=0.002, what="the first weights")
         job.ranks[victim].send_signal(how)
-        outcomes = job.outcomes(skip={victim})
+        outcomes = job.outcomes(skip={victim}, timeout=45)
         for number, (code, output) in outcomes.items():
             assert code == 1, (number, output)
             assert f"rank {victim}" in output, output
@@ -129,30 +234,54 @@ def test_a_rank_that_dies_fails_the_others_and_the_next_update_works(tmp_path, l
         job.kill_all()
     done = run(*update_arguments(large_checkpoint, sockets, "--job", name), timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not shared_objects(name), "the next job of this name removes what a killed one left"
+    if not hosts:
+        assert not shared_objects(name), "the next job of this name removes what a killed one left"
+    for engine in engines:
+        code, log = engine.finish()
+        assert code == 0 and "update failed" in log, log
 
 
 def test_a_killed_receiver_is_an_error_of_every_rank(tmp_path, large_checkpoint, receivers):
     engines = [receivers() for _ in range(2)]
+    begun = loading(engines[1])
     job = Job(tmp_path.name, large_checkpoint, [e.socket for e in engines])
     try:
-        wait_for(lambda: shared_objects(tmp_path.name), what="the ring of the update")
+        wait_for(begun, pause=0.002, what="the first weights")
         engines[1].process.kill()
         for number, (code, output) in job.outcomes(timeout=45).items():
             assert code == 1, (number, output)
+            assert "worker" in output or str(engines[1].socket) in output, output
     finally:
         job.kill_all()
 
 
 def test_the_launcher_forwards_signals_and_leaves_no_orphans(checkpoint, tmp_path):
     # Nobody listens at the socket: the update waits for its engine.
-    process = start(*update_arguments(checkpoint, [tmp_path / "nobody.sock"] * 2, "--timeout", 60))
-    time.sleep(1)
+    socket = tmp_path / "nobody.sock"
+    process = start(*update_arguments(checkpoint, [socket] * 2, "--timeout", 60))
+
+    def ranks():
+        return subprocess.run(["pgrep", "-f", str(socket)], capture_output=True, text=True).stdout.split()
+
+    wait_for(lambda: len(ranks()) == 5, what="the launcher and its four ranks")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
-    assert process.returncode != 0
-    left = subprocess.run(["pgrep", "-f", str(tmp_path / "nobody.sock")], capture_output=True, text=True).stdout.split()
-    assert not left, left
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not ranks()
+
+
+def test_a_signal_in_the_middle_of_an_update_is_told_to_the_engines(large_checkpoint, receivers):
+    engine = receivers("--expect", large_checkpoint, "--exit-after", 1)
+    begun = loading(engine)
+    arguments = update_arguments(large_checkpoint, [engine.socket], nproc=2)
+    process = start(*arguments, "--ring-size", "8MiB", "--chunk-size", "1MiB")
+    wait_for(begun, pause=0.002, what="the first weights")
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert run(*arguments, timeout=120).returncode == 0
+    code, log = engine.finish()
+    assert code == 0 and "update failed" in log, log
 
 
 def test_two_jobs_side_by_side(checkpoint, receivers):

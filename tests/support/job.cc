@@ -136,6 +136,7 @@ Job::Job(JobOptions options) : options_(std::move(options)) {
   base.collective = options_.collective;
   base.load_threads = 1;
   base.join_timeout_seconds = 30;
+  base.late_worker_seconds = 0.5;
   base.collective_timeout_seconds = 60;
   base.ring_bytes = 8 << 20;
   base.chunk_bytes = 1 << 20;

@@ -36,6 +36,10 @@ say "the program, the Python package, and a checkpoint that nobody here made"
 for sanitizer in asan tsan; do
   build "$sanitizer"
   run "$sanitizer"
+  if [ "$sanitizer" = asan ]; then
+    say "the program as processes, under asan"
+    CHECKPOINT_ENGINE=$PWD/build/asan/bin/checkpoint-engine "$python" -m pytest -q tests/python/test_program.py -k "not memory"
+  fi
 done
 
 build fuzz

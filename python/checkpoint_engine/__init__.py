@@ -4,6 +4,7 @@ The names are those of the Python package checkpoint-engine 0.4, whose users run
 """
 
 from ._core import __version__
+from .api import request_inference_to_update
 from .data_types import (
     BucketRange,
     DataToGather,
@@ -13,7 +14,9 @@ from .data_types import (
     MemoryBufferMetas,
     ParameterMeta,
 )
+from .device_utils import DeviceManager, get_ip, npu_generate_uuid
 from .errors import CheckpointEngineError, DeadlineExceededError, InvalidArgumentError, PeerLostError
+from .p2p_store import P2PStore
 from .ps import ParameterServer, PreparedUpdate
 from .report import Stage, UpdateReport
 from .worker import FlattenedTensorMetadata, VllmColocateWorkerExtension, update_weights_from_ipc
@@ -23,12 +26,14 @@ __all__ = [
     "CheckpointEngineError",
     "DataToGather",
     "DeadlineExceededError",
+    "DeviceManager",
     "FlattenedTensorMetadata",
     "H2DBucket",
     "InvalidArgumentError",
     "MemoryBuffer",
     "MemoryBufferMetaList",
     "MemoryBufferMetas",
+    "P2PStore",
     "ParameterMeta",
     "ParameterServer",
     "PeerLostError",
@@ -37,5 +42,8 @@ __all__ = [
     "UpdateReport",
     "VllmColocateWorkerExtension",
     "__version__",
+    "get_ip",
+    "npu_generate_uuid",
+    "request_inference_to_update",
     "update_weights_from_ipc",
 ]

@@ -140,7 +140,8 @@ def _checked_bytes(tensor: StockTensor, buffer_bytes: int) -> int:
     size = math.prod(tensor.shape) * itemsize
     if tensor.offset + size > buffer_bytes or tensor.offset % itemsize != 0:
         raise StockMessageError(
-            f'tensor "{tensor.name}" of {size} bytes at offset {tensor.offset} does not fit the buffer of {buffer_bytes}'
+            f'tensor "{tensor.name}" of {size} bytes at offset {tensor.offset} does not fit the buffer of {buffer_bytes} bytes, '
+            f"or is not aligned to its elements of {itemsize}"
         )
     return size
 

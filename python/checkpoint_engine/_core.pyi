@@ -1,0 +1,213 @@
+"""
+The C++ engine. Private: use checkpoint_engine.ps and checkpoint_engine.worker.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+
+def set_log(sink: object | None) -> None:
+    """
+    Calls sink(level, text) for every line, on any thread; None drops them.
+    """
+
+def torch_dtype_and_shape(dtype: str, shape: Sequence[int]) -> tuple[str, list[int]]:
+    """What torch calls a tensor of a safetensors file's dtype and shape."""
+
+def torch_itemsize(dtype: str) -> int: ...
+
+def tensor_bytes(dtype: str, shape: Sequence[int]) -> int: ...
+
+class RunningCall:
+    """A call to an engine that is under way."""
+
+    @property
+    def addresses(self) -> list[tuple[str, str]]:
+        """(key, address) of every rank of the job, in rank order."""
+
+    @property
+    def cancelled(self) -> bool:
+        """The update is over: nobody waits."""
+
+    def finish(self, error: str | None) -> None:
+        """
+        The engine has answered; with an error, the update fails on every rank. Only the first one counts.
+        """
+
+def update_engine(url: str, addresses: Mapping[str, str], timeout_seconds: float, uds: str, token: str) -> None:
+    """Tells the engine at `url` to update, and returns when it has answered."""
+
+class ServerOptions:
+    """See ParameterServerOptions of the C++ API."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def rank(self) -> int | None: ...
+
+    @rank.setter
+    def rank(self, value: int | None) -> None: ...
+
+    @property
+    def world_size(self) -> int | None: ...
+
+    @world_size.setter
+    def world_size(self, value: int | None) -> None: ...
+
+    @property
+    def local_rank(self) -> int | None: ...
+
+    @local_rank.setter
+    def local_rank(self, value: int | None) -> None: ...
+
+    @property
+    def rendezvous(self) -> str: ...
+
+    @rendezvous.setter
+    def rendezvous(self, arg: str, /) -> None: ...
+
+    @property
+    def external_hub(self) -> bool: ...
+
+    @external_hub.setter
+    def external_hub(self, arg: bool, /) -> None: ...
+
+    @property
+    def job(self) -> str: ...
+
+    @job.setter
+    def job(self, arg: str, /) -> None: ...
+
+    @property
+    def secret(self) -> str: ...
+
+    @secret.setter
+    def secret(self, arg: str, /) -> None: ...
+
+    @property
+    def host_id(self) -> str: ...
+
+    @host_id.setter
+    def host_id(self, arg: str, /) -> None: ...
+
+    @property
+    def join_timeout_seconds(self) -> float: ...
+
+    @join_timeout_seconds.setter
+    def join_timeout_seconds(self, arg: float, /) -> None: ...
+
+    @property
+    def heartbeat_timeout_seconds(self) -> float: ...
+
+    @heartbeat_timeout_seconds.setter
+    def heartbeat_timeout_seconds(self, arg: float, /) -> None: ...
+
+    @property
+    def hub_linger_seconds(self) -> float: ...
+
+    @hub_linger_seconds.setter
+    def hub_linger_seconds(self, arg: float, /) -> None: ...
+
+    @property
+    def collective_timeout_seconds(self) -> float: ...
+
+    @collective_timeout_seconds.setter
+    def collective_timeout_seconds(self, arg: float, /) -> None: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @device.setter
+    def device(self, arg: str, /) -> None: ...
+
+    @property
+    def collective(self) -> str: ...
+
+    @collective.setter
+    def collective(self, arg: str, /) -> None: ...
+
+    @property
+    def ring_bytes(self) -> int: ...
+
+    @ring_bytes.setter
+    def ring_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def bucket_bytes(self) -> int: ...
+
+    @bucket_bytes.setter
+    def bucket_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def chunk_bytes(self) -> int: ...
+
+    @chunk_bytes.setter
+    def chunk_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def memory_fraction(self) -> float: ...
+
+    @memory_fraction.setter
+    def memory_fraction(self, arg: float, /) -> None: ...
+
+    @property
+    def load_threads(self) -> int: ...
+
+    @load_threads.setter
+    def load_threads(self, arg: int, /) -> None: ...
+
+class PreparedUpdate:
+    """An update that has touched no engine yet. Dropping it gives it up."""
+
+class ParameterServer:
+    """See ParameterServer of the C++ API."""
+
+    def __init__(self, options: ServerOptions) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def register_checkpoint(self, name: str, files: Sequence[str], tensors: Sequence[tuple[str, str, Sequence[int], int, int]], use_shared_pool: bool, in_place: bool, keep_alive: object | None) -> None: ...
+
+    def unregister_checkpoint(self, name: str, force: bool) -> None: ...
+
+    def gather_metas(self, name: str) -> None: ...
+
+    def export_metas(self) -> str: ...
+
+    def load_metas(self, json: str) -> None: ...
+
+    def prepare(self, name: str, recipients: Sequence[int], instance_size: int, timeout_seconds: float, verify: bool, engine_answer_means_done: bool) -> PreparedUpdate: ...
+
+    def commit(self, update: PreparedUpdate, start_call: Callable) -> dict: ...
+
+    def abort(self, update: PreparedUpdate, cause: str) -> None: ...
+
+    def barrier(self, timeout_seconds: float) -> None: ...
+
+    def all_gather(self, mine: bytes, timeout_seconds: float) -> list[bytes]: ...
+
+class RingBytes:
+    """
+    The bytes of a tensor in the ring; has the buffer protocol for host rings.
+    """
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def on_device(self) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+def is_native_address(address: str) -> bool:
+    """Whether the rank at `address` is one of ours."""
+
+def receive(address: str, load: Callable, finish: Callable, timeout_seconds: float, verify: bool, secret: str) -> dict:
+    """
+    Receives one update. load([(name, dtype, shape, RingBytes)]) and finish() run on this thread; what they raise ends the update on every rank, and is raised here.
+    """

@@ -1,8 +1,8 @@
 # checkpoint_engine
 class BucketRange(tuple):
-    idx: ForwardRef('int')
-    offset: ForwardRef('int')
-    size: ForwardRef('int')
+    idx: int
+    offset: int
+    size: int
 class CheckpointEngineError(RuntimeError):
     def __init__(self, message: 'str', code: 'str' = 'internal', rank: 'int | None' = None): ...
 class DataToGather(MemoryBufferMetaList):
@@ -15,10 +15,10 @@ class DeviceManager:
     backend: str
     device_module: Any
 class FlattenedTensorMetadata(dict):
-    name: ForwardRef('str', module='checkpoint_engine.worker')
-    shape: ForwardRef('Any', module='checkpoint_engine.worker')
-    dtype: ForwardRef('Any', module='checkpoint_engine.worker')
-    offset: ForwardRef('int', module='checkpoint_engine.worker')
+    name: str
+    shape: Any
+    dtype: Any
+    offset: int
 class H2DBucket:
     size: int
     ranges: list[BucketRange]
@@ -67,9 +67,9 @@ class PeerLostError(CheckpointEngineError, ConnectionError):
 class PreparedUpdate:
     def __init__(self, update: '_core.PreparedUpdate'): ...
 class Stage(tuple):
-    name: ForwardRef('str')
-    seconds: ForwardRef('float')
-    bytes: ForwardRef('int')
+    name: str
+    seconds: float
+    bytes: int
 class UpdateReport:
     rank: int
     epoch: int

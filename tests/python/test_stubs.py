@@ -30,7 +30,8 @@ def class_lines(name, kind):
     yield f"class {name}({bases}):" if bases else f"class {name}:"
     body = []
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields") or issubclass(kind, dict):
-        body += [f"    {field}: {annotation}" for field, annotation in kind.__dict__.get("__annotations__", {}).items()]
+        body += [f"    {field}: {getattr(annotation, '__forward_arg__', annotation)}"
+                 for field, annotation in kind.__dict__.get("__annotations__", {}).items()]
     for member, value in sorted(kind.__dict__.items()):
         if member.startswith("_") and (member != "__init__" or dataclasses.is_dataclass(kind)):
             continue

@@ -18,34 +18,45 @@ class VllmColocateWorkerExtension:
         Args:
             zmq_handles: address by device: "GPU-<uuid>", on the CPU "CPU-<number of the worker in its instance>".
         """
-        from .vllm_reload import ModelReload
-        from .worker import update_weights_from_ipc
+        from .vllm_reload import ModelReload, models_of
 
-        key = worker_key(self)
-        if key not in zmq_handles:
-            raise ValueError(
-                f"no address for this worker's device {key}; there are {', '.join(sorted(zmq_handles))}: are the ranks of "
-                "this engine on its devices, and is the instance size right?"
-            )
-        reload = ModelReload(self)
-        try:
-            update_weights_from_ipc(
-                _zmq_context(), zmq_handles[key], self.device.index, run=reload.load, post_hook=reload.finish
-            )
-        except BaseException:
-            reload.abandon()
-            raise
+        receive(zmq_handles, self.rank, self.device, ModelReload(models_of(self), self.device))
 
 
-def worker_key(worker: Any) -> str:
-    """The key of this vLLM worker's device in an engine's map of addresses."""
+def receive(addresses: dict[str, str], rank: int, device: Any, reload: Any) -> None:
+    """One update of a vLLM worker, from the rank that has its device: whole, or `reload` is abandoned and the cause raised.
+
+    Args:
+        addresses: by device, for every worker of the engine.
+        rank: of the worker in its engine.
+        device: torch's, of the worker.
+        reload: a ModelReload; begun here.
+    """
+    from .worker import update_weights_from_ipc
+
+    key = worker_key(rank, device)
+    if key not in addresses:
+        raise ValueError(
+            f"no address for this worker's device {key}; there are {', '.join(sorted(addresses))}: are the ranks of "
+            "this engine on its devices, and is the instance size right?"
+        )
+    try:
+        reload.begin()
+        update_weights_from_ipc(_zmq_context(), addresses[key], device.index, run=reload.load, post_hook=reload.finish)
+    except BaseException:
+        reload.abandon()
+        raise
+
+
+def worker_key(rank: int, device: Any) -> str:
+    """The key of a vLLM worker's device in an engine's map of addresses."""
     from vllm.platforms import current_platform
 
     if current_platform.device_type == "cuda":
-        uuid = str(current_platform.get_device_uuid(worker.device.index))
+        uuid = str(current_platform.get_device_uuid(device.index))
         return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
     if current_platform.device_type == "cpu":
-        return f"CPU-{worker.rank}"
+        return f"CPU-{rank}"
     raise ValueError(f"vLLM's device type {current_platform.device_type} is none that weights can be moved to: cuda, cpu")
 
 

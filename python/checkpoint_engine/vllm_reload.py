@@ -9,25 +9,31 @@ from __future__ import annotations
 from typing import Any
 
 from ._log import logger
+from .vllm_completeness import PARTIAL_UPDATES, missing_weights
 
 Weights = list[tuple[str, Any]]
 
 
 class ModelReload:
-    """One update of all models of a worker: the target, and the drafter where there is one.
+    """One update of some models of a worker, each with its configuration.
 
-    Any number of load(), then finish(); after an error anywhere, abandon(), without which the next update would mix what
-    layers still hold of this one with its own.
+    begin(), any number of load(), then finish(); after an error anywhere, abandon(), without which the next update would mix
+    what layers still hold of this one with its own.
     """
 
-    def __init__(self, worker: Any):
-        self._worker = worker
-        self._models = _models(worker)
+    def __init__(self, models: list[tuple[Any, Any]], device: Any, *, begun: bool = False):
+        """With `begun`, vLLM has begun the layerwise reload itself, and ends it when the update has succeeded."""
+        self._models = models
+        self._device = device
+        self._begun_outside = begun
         self._layerwise = _layerwise_reload()
+        self._loaded: list[set[str] | None] = [set() for _ in models]
+
+    def begin(self) -> None:
         if self._layerwise is None:
             _refuse_quantised(self._models)
             return
-        for model, config in self._models:
+        for model, config in [] if self._begun_outside else self._models:
             if _still_loading(model):
                 logger.warning("an update that ended half-way left layers that wait for weights; they are put back first")
                 self._layerwise.finalize_layerwise_reload(model, config)
@@ -37,16 +43,34 @@ class ModelReload:
         """Loads a bucket. The tensors may be overwritten on return."""
         if self._layerwise is not None:
             weights = [(name, tensor.clone()) for name, tensor in weights]  # kept until their layer is complete
-        for model, _ in self._models:
-            model.load_weights(weights)
+        for i, (model, _) in enumerate(self._models):
+            loaded = _load_by_name(model, weights)
+            if loaded is None:
+                self._loaded[i] = None
+            elif (names := self._loaded[i]) is not None:
+                names.update(loaded)
 
     def finish(self) -> None:
-        """Everything has been loaded."""
-        for model, config in self._models:
+        """Everything has been loaded. Raises when the target model lacks some of its weights."""
+        self._check_complete()
+        for model, config in [] if self._begun_outside else self._models:
             if self._layerwise is not None:
                 self._layerwise.finalize_layerwise_reload(model, config)
             else:
-                _process_weights(model, config, self._worker.device)
+                _process_weights(model, config, self._device)
+
+    def _check_complete(self) -> None:
+        """Of the target model only: a drafter shares weights with it, or loads what it needs of the same names."""
+        model, config = self._models[0]
+        if self._layerwise is None or getattr(config, "quantization", None) is not None:
+            return
+        missing = missing_weights(model, self._loaded[0])
+        if missing:
+            raise RuntimeError(
+                f"the update lacks weights of this model: {', '.join(missing[:5])}"
+                f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}; register the whole checkpoint"
+                f" ({PARTIAL_UPDATES}=1 in vLLM's environment allows updates of some layers)"
+            )
 
     def abandon(self) -> None:
         """Takes the models out of the reload. Their weights are incomplete until an update succeeds."""
@@ -60,8 +84,28 @@ class ModelReload:
                 logger.exception("a model cannot be taken out of a reload that failed")
 
 
-def _models(worker: Any) -> list[tuple[Any, Any]]:
-    """Every model with its configuration."""
+def _load_by_name(model: Any, weights: Weights) -> Any:
+    """What load_weights() returns; its error with the tensor that it was at. Many of vLLM's are asserts without a word."""
+    at = None
+
+    def one_by_one() -> Any:
+        nonlocal at
+        for at in weights:
+            yield at
+
+    try:
+        return model.load_weights(one_by_one())
+    except Exception as error:
+        if at is None:
+            raise
+        name, tensor = at
+        raise RuntimeError(
+            f"vLLM does not take {name} ({tensor.dtype}, shape {list(tensor.shape)}): {type(error).__name__}: {error}"
+        ) from error
+
+
+def models_of(worker: Any) -> list[tuple[Any, Any]]:
+    """Every model of a worker with its configuration: the target, and the drafter where there is one."""
     runner = worker.model_runner
     target = runner.get_model() if hasattr(runner, "get_model") else runner.model
     models = [(target, worker.model_config)]

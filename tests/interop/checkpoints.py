@@ -1,0 +1,64 @@
+"""Tiny random models that vLLM serves on a CPU, and damaged copies of them."""
+import json
+import pathlib
+import shutil
+
+COUNT = 3  # checkpoints of each model
+
+
+def make(folder):
+    """Three checkpoints each of a dense and a mixture-of-experts Qwen3 below `folder`: dense-1 ... moe-3. Made once."""
+    folder = pathlib.Path(folder)
+    if (folder / "made").exists():
+        return
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                              Qwen3MoeForCausalLM)
+
+    vocabulary = {chr(i + 33) if i < 200 else f"<t{i}>": i for i in range(512)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<t511>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    shape = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=False)
+    kinds = {"dense": (Qwen3ForCausalLM, Qwen3Config(**shape)),
+             "moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**shape, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64,
+                                                         norm_topk_prob=True))}
+    for kind, (model_class, config) in kinds.items():
+        for number in range(1, COUNT + 1):
+            torch.manual_seed(number)
+            model = model_class(config).to(torch.bfloat16)
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.data.normal_(0, 0.2)
+                else:
+                    parameter.data.normal_(1, 0.1)
+            target = folder / f"{kind}-{number}"
+            model.save_pretrained(target)
+            PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<t511>", eos_token="<t510>").save_pretrained(target)
+    (folder / "made").touch()
+
+
+def tensors(checkpoint):
+    from safetensors.torch import load_file
+
+    return {name: tensor for file in sorted(pathlib.Path(checkpoint).glob("*.safetensors"))
+            for name, tensor in load_file(file).items()}
+
+
+def damaged(checkpoint, target, change):
+    """A copy of which `change` has altered the dictionary of tensors; its folder."""
+    from safetensors.torch import save_file
+
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    content = tensors(checkpoint)
+    change(content)
+    save_file(content, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def write_json(path, value):
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))

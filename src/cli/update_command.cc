@@ -7,6 +7,7 @@
 
 #include "base/env.h"
 #include "base/host.h"
+#include "base/log.h"
 #include "base/strings.h"
 #include "checkpoint/checkpoint_files.h"
 #include "cli/launcher.h"
@@ -17,9 +18,14 @@
 #include "cli/update_settings.h"
 #include "control/hub.h"
 #include "control/rendezvous.h"
+#include "worker/closer.h"
+#include "worker/rescue.h"
 
 namespace ckpt {
 namespace {
+
+/// A worker that is loading hears that its rank is lost when it asks for more.
+constexpr double kRescueSeconds = 60;
 
 /// Options behind those of the command line win over them.
 std::vector<std::string> rank_arguments(const UpdateCommand& command,
@@ -53,6 +59,18 @@ Status check_job(const UpdateCommand& command) {
   return resolve_settings(command, job.world_size).status();
 }
 
+/// Where no rank is left that could, the launcher sets the workers of killed ones free.
+void rescue_workers(const PeerLost& lost) {
+  for (const PeerLost::Channel& channel : lost.channels) {
+    const Status rescued = rescue_worker("", channel.address, lost.rank, lost.cause,
+                                         Deadline::after_seconds(kRescueSeconds));
+    if (!rescued && rescued.code() != StatusCode::kAlreadyExists) {
+      log_warning("the worker of rank ", lost.rank,
+                  " cannot be told that its rank is lost: ", rescued.message());
+    }
+  }
+}
+
 int launch(const UpdateCommand& command, const std::vector<std::string>& arguments) {
   // Read here too, so that a checkpoint that is refused is refused once, by one line.
   if (!command.checkpoint_path.empty()) {
@@ -75,6 +93,7 @@ int launch(const UpdateCommand& command, const std::vector<std::string>& argumen
       static_cast<std::int64_t>(command.heartbeat_timeout_seconds * 1000));
   hub_options.heartbeat_interval =
       std::min(hub_options.heartbeat_interval, hub_options.heartbeat_timeout / 5);
+  hub_options.on_lost = rescue_workers;
   const auto hub = Hub::start(std::move(hub_options));
   if (!hub) return fail(hub.status());
   LaunchOptions options;
@@ -84,6 +103,7 @@ int launch(const UpdateCommand& command, const std::vector<std::string>& argumen
   options.environment = {concat("MASTER_ADDR=", address.host),
                          concat("MASTER_PORT=", address.port - 1)};
   const auto code = launch_ranks(options, signals);
+  static_cast<void>(wait_for_closers("", Deadline::after_seconds(kRescueSeconds)));
   return code ? *code : fail(code.status());
 }
 

@@ -15,6 +15,7 @@
 #include "base/abort_signal.h"
 #include "base/deadline.h"
 #include "checkpoint_engine/status.h"
+#include "control/peer_lost.h"
 #include "control/rendezvous.h"
 
 namespace ckpt {
@@ -31,20 +32,6 @@ struct JoinOptions {
   std::string host_id;
   /// True: rank 0 of the job runs the hub, so a lost hub is a lost rank 0.
   bool hub_is_rank_0 = false;
-};
-
-/// A rank that died: killed, hung, or cut off. Not one that left.
-struct PeerLost {
-  struct Channel {
-    std::uint64_t epoch = 0;
-    std::string address;
-  };
-  int rank = 0;
-  std::string host_id;
-  /// Stock channels that it had published and not withdrawn; only told to the ranks of its own
-  /// host.
-  std::vector<Channel> channels;
-  Status cause;
 };
 
 /// All methods from any thread, several at once; those that wait are refused (kFailedPrecondition)
@@ -135,7 +122,6 @@ class ControlClient {
   void withdraw_channel(std::uint64_t epoch);
   /// Called for every rank that is lost from now on. Replacing the handler waits for a running
   /// call.
-  using PeerLostHandler = std::function<void(const PeerLost&)>;
   void on_peer_lost(PeerLostHandler handler);
 
   /// Ok while joined; else why not: left, or how the hub was lost.

@@ -44,7 +44,8 @@ HubCore::Options core_options(const HubOptions& options) {
   return {.terms = {options.job, options.world_size, options.secret},
           .heartbeat_interval = options.heartbeat_interval,
           .heartbeat_timeout = options.heartbeat_timeout,
-          .new_session = [] { return random_id() + random_id(); }};
+          .new_session = [] { return random_id() + random_id(); },
+          .on_lost = options.on_lost};
 }
 
 /// Where ranks of this host reach what listens on `bind_host`.

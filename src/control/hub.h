@@ -10,6 +10,7 @@
 
 #include "base/deadline.h"
 #include "checkpoint_engine/status.h"
+#include "control/peer_lost.h"
 #include "control/rendezvous.h"
 
 namespace ckpt {
@@ -29,6 +30,8 @@ struct HubOptions {
   std::chrono::milliseconds heartbeat_interval{1000};
   /// A rank that is silent for so long is lost. A closed connection is a loss at once.
   std::chrono::milliseconds heartbeat_timeout{5000};
+  /// A rank is lost. On the hub's thread: must return soon.
+  PeerLostHandler on_lost;
 };
 
 /// A running hub. Methods from any thread.

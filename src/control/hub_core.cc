@@ -173,14 +173,24 @@ void HubCore::leave(Member& member) {
 
 void HubCore::lose(int rank, const Status& cause) {
   log_warning("control: ", cause.message());
-  const Member gone = remove(rank, cause);
+  PeerLost news{rank, {}, {}, cause};
   std::vector<Channel> channels;
-  for (const auto& [epoch, address] : gone.channels) channels.push_back({epoch, address});
-  for (const auto& [other, member] : membership_.members()) {
-    const bool same_host = member.host_id == gone.host_id;
-    send(member.control,
-         Lost{rank, gone.host_id, same_host ? channels : std::vector<Channel>(), cause});
+  if (const Member* gone = membership_.find(rank); gone != nullptr) {
+    news.host_id = gone->host_id;
+    for (const auto& [epoch, address] : gone->channels) {
+      channels.push_back({epoch, address});
+      news.channels.push_back({epoch, address});
+    }
   }
+  // Before anything ends by it: a process that ends then knows whom it has to set free.
+  for (const auto& [other, member] : membership_.members()) {
+    if (other == rank) continue;
+    const bool same_host = member.host_id == news.host_id;
+    send(member.control,
+         Lost{rank, news.host_id, same_host ? channels : std::vector<Channel>(), cause});
+  }
+  remove(rank, cause);
+  if (options_.on_lost) options_.on_lost(news);
 }
 
 void HubCore::disconnected(const Route& route) {

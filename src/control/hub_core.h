@@ -11,6 +11,7 @@
 #include "control/epoch_table.h"
 #include "control/key_value_store.h"
 #include "control/membership.h"
+#include "control/peer_lost.h"
 #include "control/messages.h"
 
 namespace ckpt::control {
@@ -28,6 +29,8 @@ class HubCore {
     std::chrono::milliseconds heartbeat_timeout{5000};
     /// A new unguessable text per call.
     std::function<std::string()> new_session;
+    /// A rank is lost; may be empty.
+    PeerLostHandler on_lost;
   };
 
   explicit HubCore(Options options) : options_(std::move(options)), membership_(options_.terms) {}

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 namespace ckpt::control {
@@ -15,7 +16,8 @@ using namespace std::chrono_literals;
 /// A hub whose ranks are routes "r0", "r1", ...; what it sends is kept by route.
 class FakeJob {
  public:
-  explicit FakeJob(int size) : size_(size), core_(options()) {
+  explicit FakeJob(int size, HubCore::Options with = options())
+      : size_(size), core_(std::move(with)) {
     for (int rank = 0; rank < size; ++rank) join(rank);
     sent_.clear();
   }
@@ -62,6 +64,16 @@ class FakeJob {
       } else {
         ++it;
       }
+    }
+    return out;
+  }
+  /// What was sent to `rank` and not taken, in order.
+  std::vector<std::string> kinds(int rank) {
+    std::vector<std::string> out;
+    for (const Envelope& envelope : sent_[route(rank)]) {
+      out.push_back(std::holds_alternative<Lost>(envelope.message)      ? "lost"
+                    : std::holds_alternative<Outcome>(envelope.message) ? "outcome"
+                                                                        : "other");
     }
     return out;
   }
@@ -163,6 +175,24 @@ TEST(HubCore, SilenceIsALossAndAbortsItsUpdatesOnly) {
   // Later calls over it fail at once.
   job.from(0, job.barrier(7, {0, 2}));
   EXPECT_EQ(job.take<Outcome>(0).at(0).cause.rank(), 2);
+}
+
+TEST(HubCore, ALossIsHeardOfBeforeWhatEndsByIt) {
+  std::vector<std::string> rescued;
+  auto options = FakeJob::options();
+  options.on_lost = [&](const PeerLost& lost) {
+    for (const auto& channel : lost.channels) rescued.push_back(channel.address);
+  };
+  FakeJob job(2, std::move(options));
+  job.from(1, PublishChannel{3, "ipc://@channel"});
+  job.from(0, job.barrier(5, {0, 1}));
+  job.disconnect(1);
+  const auto kinds = job.kinds(0);
+  const auto lost = std::find(kinds.begin(), kinds.end(), "lost");
+  const auto outcome = std::find(kinds.begin(), kinds.end(), "outcome");
+  ASSERT_TRUE(lost != kinds.end() && outcome != kinds.end());
+  EXPECT_LT(lost, outcome) << "a process that ends by the outcome must know whom to set free";
+  EXPECT_EQ(rescued, std::vector<std::string>{"ipc://@channel"});
 }
 
 TEST(HubCore, AHubThatStoodStillExcusesSilence) {

@@ -18,10 +18,11 @@ namespace {
 constexpr double kRescueSeconds = 300;
 
 // Every survivor of the host tries; one of them gets the dead rank's address.
-void rescue_workers(const PeerLost& lost) {
+void rescue_workers(const std::string& job, const PeerLost& lost) {
   for (const PeerLost::Channel& channel : lost.channels) {
-    const Status status = rescue_worker(channel.address, lost.rank, lost.cause.on_rank(lost.rank),
-                                        Deadline::after_seconds(kRescueSeconds));
+    const Status status =
+        rescue_worker(job, channel.address, lost.rank, lost.cause.on_rank(lost.rank),
+                      Deadline::after_seconds(kRescueSeconds));
     if (!status.is_ok() && status.code() != StatusCode::kAlreadyExists) {
       log_warning("the worker of rank ", lost.rank,
                   " cannot be told that its rank is lost: ", status.message());
@@ -81,7 +82,7 @@ Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_
   join.hub_is_rank_0 = !options_.external_hub;
   CKPT_ASSIGN_OR_RETURN(
       control_, ControlClient::join(join, Deadline::after_seconds(options_.join_timeout_seconds)));
-  control_->on_peer_lost(rescue_workers);
+  control_->on_peer_lost([job = options_.job](const PeerLost& lost) { rescue_workers(job, lost); });
   control_->set_message_handler(std::move(on_message));
   return Status();
 }

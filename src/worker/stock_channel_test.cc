@@ -137,11 +137,11 @@ std::string misdeed_name(const testing::TestParamInfo<Misdeed>& test) { return t
 INSTANTIATE_TEST_SUITE_P(
     All, StockMisdeedTest,
     testing::Values(Misdeed{"HandleError", Step::kHandle, Verb::kTraceback, StatusCode::kPeerError,
-                            "failed to open the ring: Traceback"},
+                            "failed to open the ring: RuntimeError: no memory"},
                     Misdeed{"HandleSilent", Step::kHandle, Verb::kLeave, StatusCode::kPeerLost,
                             "open the ring"},
                     Misdeed{"LoadError", Step::kBucket, Verb::kTraceback, StatusCode::kPeerError,
-                            "load bucket 1: Traceback"},
+                            "load bucket 1: RuntimeError: no memory"},
                     Misdeed{"UnknownDtype", Step::kBucket, Verb::kLeave, StatusCode::kPeerLost,
                             "dtype"},
                     Misdeed{"ReleaseSilent", Step::kRelease, Verb::kLeave, StatusCode::kPeerLost,
@@ -248,14 +248,14 @@ TEST_F(StockChannelTest, ARescueFreesTheWorkerOfAKilledRank) {
                                    if (verb == Verb::kHang) go_on.get_future().wait();
                                  }});
     EXPECT_EQ(rank.wait(), -SIGKILL);
-    ASSERT_TRUE(rescue_worker(address, 3, peer_lost("rank 3 was killed"), soon()).is_ok());
+    ASSERT_TRUE(rescue_worker("job", address, 3, peer_lost("rank 3 was killed"), soon()).is_ok());
     go_on.set_value();
     EXPECT_THAT(worker.wait().raised, HasSubstr("rank 3 was killed"));
   }
 }
 
 TEST_F(StockChannelTest, ALivingRankIsNotRescued) {
-  EXPECT_EQ(rescue_worker(channel_->address(), 3, peer_lost("dead?"), soon()).code(),
+  EXPECT_EQ(rescue_worker("job", channel_->address(), 3, peer_lost("dead?"), soon()).code(),
             StatusCode::kAlreadyExists);
 }
 

@@ -114,4 +114,17 @@ std::vector<std::byte> pickle_error(std::string_view text) {
   return PickleWriter().global("builtins", "RuntimeError").text(text).tuple1().reduce().finish();
 }
 
+std::string worker_error_text(std::string_view answer) {
+  std::vector<std::string> lines;
+  for (const std::string& line : split(answer, '\n')) {
+    // The exception stands behind the last frame and the code lines under it.
+    if (line.starts_with("  File \"") || (lines.empty() && line.starts_with("    "))) {
+      lines.clear();
+    } else if (!trim(line).empty()) {
+      lines.emplace_back(trim(line));
+    }
+  }
+  return join(lines, " ");
+}
+
 }  // namespace ckpt

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -23,5 +24,9 @@ Result<std::vector<std::byte>> pickle_bucket(std::span<const RingEntry> entries)
 std::vector<std::byte> pickle_none();
 /// RuntimeError(text): the worker raises it.
 std::vector<std::byte> pickle_error(std::string_view text);
+
+/// What a worker's answer says went wrong, on one line: of a Python traceback the exception at its
+/// end.
+std::string worker_error_text(std::string_view answer);
 
 }  // namespace ckpt

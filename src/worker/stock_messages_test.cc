@@ -125,5 +125,18 @@ TEST(PickleWriterTest, ReplacesWhatIsNotUtf8) {
   EXPECT_EQ(text("\xf4\x90\x80\x80"), "????");
 }
 
+TEST(WorkerErrorText, IsTheExceptionOnOneLine) {
+  EXPECT_EQ(worker_error_text("Traceback (most recent call last):\n"
+                              "  File \"worker.py\", line 7, in run\n    load(weights)\n"
+                              "AssertionError: sizes\n  differ\n"),
+            "AssertionError: sizes differ");
+  EXPECT_EQ(worker_error_text("Traceback (most recent call last):\n  File \"a.py\"\n    f()\n"
+                              "KeyError: 'x'\n"),
+            "KeyError: 'x'");
+  EXPECT_EQ(worker_error_text("  no\nmemory \n"), "no memory");
+  EXPECT_EQ(worker_error_text("Traceback"), "Traceback");
+  EXPECT_EQ(worker_error_text(""), "");
+}
+
 }  // namespace
 }  // namespace ckpt

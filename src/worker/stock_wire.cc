@@ -1,6 +1,7 @@
 // The rank's side of the stock wire: docs/wire-stock.md.
 #include <utility>
 
+#include "base/log.h"
 #include "base/strings.h"
 #include "worker/gate.h"
 #include "worker/stock_messages.h"
@@ -127,7 +128,9 @@ Status StockWire::expect_answer(const Step& step, Deadline deadline, AbortSignal
     session_->pump();
     if (const auto answer = session_->take_answer()) {
       if (answer->empty()) return Status::ok();
-      return peer_error(concat(worker_text(), " failed to ", step.doing, ": ", trim(*answer)));
+      log_info(worker_text(), " says: ", *answer);
+      return peer_error(
+          concat(worker_text(), " failed to ", step.doing, ": ", worker_error_text(*answer)));
     }
     if (session_->lost()) return lost(step);
     CKPT_ASSIGN_OR_RETURN(const Wake wake, wait_for_any({poll_fd()}, deadline, &abort));

@@ -73,7 +73,10 @@ StockOutcome run_stock_worker(const std::string& address, const StockScript& scr
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     if (stop) return outcome;
-    socket.send(verb == Verb::kTraceback ? "Traceback (most recent call last): no memory" : "");
+    socket.send(
+        verb == Verb::kTraceback
+            ? "Traceback (most recent call last):\n  File \"w.py\"\nRuntimeError: no memory\n"
+            : "");
     if (verb == Verb::kTraceback && step == Step::kHandle) raise_at_next = true;
     if (step == Step::kHook) {
       outcome.returned = true;

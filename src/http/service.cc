@@ -258,6 +258,7 @@ ServiceState Service::state() const {
 void Service::stop(const Status& cause) {
   queue_.close();
   stop_->raise(cause);
+  server_.cancel(cause);
 }
 
 }  // namespace ckpt

@@ -70,7 +70,7 @@ class Service {
 
   /// Never waits for an operation.
   ServiceState state() const;
-  /// Ends the engine call of a running update with `cause`, and refuses what waits and comes.
+  /// Ends what runs with `cause`, an update on every rank, and refuses what waits and comes.
   void stop(const Status& cause);
 
  private:

@@ -69,7 +69,7 @@ class FakeServer : public ParameterServer {
     return report;
   }
   void abort(std::unique_ptr<PreparedUpdate>, const Status&) override {}
-  void cancel(const Status&) override {}
+  void cancel(const Status& cause) override { cancelled = cause; }
   Status barrier(double) override { return Status::ok(); }
   Result<std::vector<std::string>> all_gather(const std::string& mine, double) override {
     return std::vector<std::string>{mine, other_offer.empty() ? mine : other_offer};
@@ -90,6 +90,7 @@ class FakeServer : public ParameterServer {
   std::map<std::string, Registration> registered;
   Status gather_result;
   std::string other_offer;
+  Status cancelled;
   UpdateOptions last;
 
  private:
@@ -280,6 +281,7 @@ TEST_F(UpdatingServiceTest, StoppingEndsTheEngineCall) {
   while (engine.requests().empty()) std::this_thread::yield();
   service_.stop(aborted("told to stop"));
   caller.join();
+  EXPECT_EQ(server_.cancelled.message(), "told to stop") << "other ranks are not waited for";
   EXPECT_EQ(update().status, 503);
   EXPECT_EQ(ask("GET", "/v1/healthz").status, 200);
 }

@@ -72,7 +72,9 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
         memories.connect_ring(setup, rank, ready[static_cast<std::size_t>(at)], plan.plan.options));
   }
   if (doors.empty()) return memories;
-  memories.leases_ = std::make_unique<LeaseKeeper>(*setup.transport);
+  memories.leases_ = std::make_unique<LeaseKeeper>(*setup.transport, [&setup](const Status& lost) {
+    if (!setup.abort->raised()) setup.control.abort(setup.epoch, lost.on_rank(setup.rank));
+  });
   CKPT_RETURN_IF_ERROR(memories.leases_->take(std::move(doors), setup.deadline, setup.abort.get()));
   return memories;
 }

@@ -108,11 +108,7 @@ std::vector<Status> knock(Transport& transport, std::span<const Door> doors, Dea
 }
 
 LeaseKeeper::~LeaseKeeper() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  stop_.notify_all();
+  stop_.raise(aborted("nothing more is read"));
   if (thread_.joinable()) thread_.join();
   tell_all(LeaseSignal::Kind::kEnd);
 }
@@ -121,10 +117,13 @@ Status LeaseKeeper::take(std::vector<Door> doors, Deadline deadline, AbortSignal
   std::random_device random;
   for (const Door& door : doors) held_.push_back({door, std::uint64_t{random()} << 32 | random()});
   tell_all(LeaseSignal::Kind::kTake);
-  for (const Status& status : knock(transport_, doors, deadline, abort)) {
+  const Deadline patience = deadline.earlier(Deadline::after(silence_));
+  for (const Status& status : knock(transport_, doors, patience, abort)) {
     CKPT_RETURN_IF_ERROR(status);
   }
-  if (!held_.empty()) thread_ = std::thread([this] { renew(); });
+  if (!held_.empty()) {
+    thread_ = std::thread([this, doors = std::move(doors)] { renew(doors); });
+  }
   return Status::ok();
 }
 
@@ -136,12 +135,18 @@ void LeaseKeeper::tell_all(LeaseSignal::Kind kind) {
   }
 }
 
-void LeaseKeeper::renew() {
-  std::unique_lock lock(mutex_);
-  while (!stop_.wait_for(lock, kLeaseTime / 4, [this] { return stopping_; })) {
-    lock.unlock();
+void LeaseKeeper::renew(const std::vector<Door>& doors) {
+  while (true) {
+    const auto stopped = wait_readable(stop_.fd(), Deadline::after(kLeaseTime / 4));
+    if (!stopped || *stopped) return;
     tell_all(LeaseSignal::Kind::kTake);
-    lock.lock();
+    // The owners' hub is not ours: this is how we hear that they live. That one has closed its door
+    // is no loss: what it has lent it keeps for those inside.
+    for (const Status& status : knock(transport_, doors, Deadline::after(silence_), &stop_)) {
+      if (status.is_ok() || status.code() == StatusCode::kNotFound) continue;
+      if (!stop_.raised() && on_lost_) on_lost_(status);
+      return;
+    }
   }
 }
 

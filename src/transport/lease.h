@@ -13,6 +13,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -31,6 +32,9 @@ namespace ckpt {
 
 /// How long a lease lives without being renewed: readers renew it four times as often.
 inline constexpr std::chrono::milliseconds kLeaseTime{4000};
+/// How long an owner may leave its door unanswered while it is read: its process may be stopped,
+/// or its host gone.
+inline constexpr std::chrono::milliseconds kOwnerSilence{10'000};
 
 struct LeaseSignal {
   enum class Kind : std::uint32_t {
@@ -93,7 +97,10 @@ std::vector<Status> knock(Transport& transport, std::span<const Door> doors, Dea
 /// Transport and peers outlive it. Methods from one thread.
 class LeaseKeeper {
  public:
-  explicit LeaseKeeper(Transport& transport) : transport_(transport) {}
+  /// `on_lost` is told once, on the keeper's thread, when an owner does not show its door any more.
+  explicit LeaseKeeper(Transport& transport, std::function<void(const Status&)> on_lost = {},
+                       std::chrono::milliseconds silence = kOwnerSilence)
+      : transport_(transport), on_lost_(std::move(on_lost)), silence_(silence) {}
   /// Ends the leases.
   ~LeaseKeeper();
   LeaseKeeper(const LeaseKeeper&) = delete;
@@ -108,13 +115,13 @@ class LeaseKeeper {
     std::uint64_t lease;
   };
   void tell_all(LeaseSignal::Kind kind);
-  void renew();
+  void renew(const std::vector<Door>& doors);
 
   Transport& transport_;
+  const std::function<void(const Status&)> on_lost_;
+  const std::chrono::milliseconds silence_;
   std::vector<Held> held_;
-  std::mutex mutex_;
-  std::condition_variable stop_;
-  bool stopping_ = false;  // guarded by mutex_
+  AbortSignal stop_;
   std::thread thread_;
 };
 

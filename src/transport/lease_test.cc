@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "transport/testing/fake_network.h"
 #include "transport/ucx/ucx_transport.h"
 
@@ -92,6 +95,40 @@ TEST_P(Lease, IsHeldUntilItsKeeperEnds) {
     ASSERT_TRUE(LeaseKeeper(*reader_).take({door(42)}, soon()).is_ok());
   }
   EXPECT_THAT(table_.wait_until_free(door_->id(), soon()), IsEmpty());
+}
+
+TEST_P(Lease, AClosedDoorIsNoLossForThoseInside) {
+  std::atomic<int> losses{0};
+  LeaseKeeper keeper(*reader_, [&](const Status&) { ++losses; });
+  ASSERT_TRUE(keeper.take({door(42)}, soon()).is_ok());
+  door_->close(soon());
+  const std::uint64_t heard = owner_->statistics().signals_received;
+  while (owner_->statistics().signals_received < heard + 2) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(losses, 0);
+  EXPECT_EQ(table_.held(door_->id()), 1u);
+}
+
+TEST_P(Lease, AnOwnerThatFallsSilentIsReported) {
+  if (std::string_view(GetParam()) != "callback") GTEST_SKIP() << "stops an owner of this process";
+  std::mutex mutex;
+  std::condition_variable heard;
+  std::string loss;
+  LeaseKeeper keeper(
+      *reader_,
+      [&](const Status& status) {
+        const std::lock_guard lock(mutex);
+        loss = status.message();
+        heard.notify_all();
+      },
+      std::chrono::milliseconds(20));
+  ASSERT_TRUE(keeper.take({door(42)}, soon()).is_ok());
+  network_.stop(*owner_);
+  std::unique_lock lock(mutex);
+  heard.wait(lock, [&] { return !loss.empty(); });
+  EXPECT_THAT(loss, HasSubstr("rank 1"));
+  network_.resume(*owner_);
 }
 
 TEST_P(Lease, AnotherRegistrationIsRefusedByName) {

@@ -1,11 +1,10 @@
 """One job fills itself out of another's memory, as processes: figures of speed are not looked at."""
 import json
 import os
-import pathlib
+import resource
 import shutil
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -15,12 +14,12 @@ from conftest import report_of, run, start, wait_for
 class Owners:
     """A job that has registered, updated nobody, and sleeps with its metas written."""
 
-    def __init__(self, folder, checkpoint, receivers, *more, nproc=2, env=None):
+    def __init__(self, folder, checkpoint, receivers, *more, nproc=2, **options):
         self.metas = folder / "metas.json"
         engine = receivers("--exit-after", 1, workers=nproc)
         self.process = start("update", "--nproc", nproc, "--device", "host", "--checkpoint-path", checkpoint, "--engine",
                              "vllm", "--uds", engine.socket, "--save-metas-file", self.metas, "--sleep-time", 300, *more,
-                             env=env)
+                             **options)
         self.engine = engine
         self.log = ""
 
@@ -162,6 +161,24 @@ def test_an_owner_that_is_told_to_end_lets_its_readers_finish(tmp_path, large_ch
     output, _ = process.communicate(timeout=120)
     # Five seconds are enough for this checkpoint on an idle machine; on a busy one the reader is told whom it lost.
     assert process.returncode == 0 or "of the loaded metas" in output, output
+
+
+def test_eight_ranks_of_one_host_start_at_once(checkpoint, owners, receivers):
+    running = owners(checkpoint, nproc=2)
+    engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=8)
+    done = run(*fill_arguments(running.metas, engine.socket, nproc=8))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert engine.finish()[0] == 0
+
+
+def test_little_lockable_memory(checkpoint, owners, receivers):
+    limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))}
+    running = owners(checkpoint, nproc=1, **limited)
+    engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=1)
+    job = start(*fill_arguments(running.metas, engine.socket, nproc=1), **limited)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert engine.finish()[0] == 0
 
 
 def test_metas_that_are_no_metas_are_refused(tmp_path, checkpoint):

@@ -4,6 +4,7 @@
 
 #include "base/strings.h"
 #include "plan/bucket_drafts.h"
+#include "plan/entry_pieces.h"
 #include "plan/hash.h"
 #include "plan/plan.h"
 #include "plan/ring_space.h"
@@ -196,7 +197,8 @@ Result<Plan> make_plan(const Catalog& catalog, std::span<const PlanRank> ranks,
   const SourceQueues queues =
       queue_sources(catalog, ranks, options.chunk_bytes, plan.options.bucket_bytes);
   const std::vector<PartDraft> drafts =
-      draft_buckets(queues, ranks, plan.options.bucket_bytes, options.chunk_bytes);
+      cut_for_entries(draft_buckets(queues, ranks, plan.options.bucket_bytes, options.chunk_bytes),
+                      queues, ranks, options.cross_chunk_bytes);
   PlanWriter writer(queues, ranks, plan);
   writer.reserve(drafts.size());
   const auto same_bucket = [](const PartDraft& a, const PartDraft& b) {

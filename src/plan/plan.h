@@ -27,6 +27,9 @@ struct PlanRank {
   bool recipient = false;  ///< its worker is updated
   double bandwidth =
       1.0;  ///< relative speed of its network device, for choosing entry ranks and sources
+  /// Ranks of a host with equal numbers from 0 on share a network device; -1: it has one of its
+  /// own, of which nothing more is known.
+  int device = -1;
 };
 
 struct PlanOptions {

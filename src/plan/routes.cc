@@ -13,14 +13,17 @@ Routes::Routes(std::span<const PlanRank> ranks) : ranks_(ranks), entry_of_rank_(
   }
   std::ranges::sort(entries_, {}, [&](int rank) { return std::pair(ranks[rank].host, rank); });
   const std::vector<std::uint64_t> costs = device_costs(ranks);
+  const std::vector<std::uint32_t> devices = device_numbers(ranks);
   for (std::uint32_t i = 0; i < entries_.size(); ++i) {
     const int rank = entries_[i], host = ranks[rank].host;
     if (hosts_.empty() || hosts_.back().host != host) hosts_.push_back({host, i, i});
     hosts_.back().end = i + 1;
     entry_of_rank_[rank] = static_cast<std::int32_t>(i);
     costs_.push_back(costs[rank]);
+    devices_.push_back(devices[rank]);
   }
-  for (Loads* loads : {&in_, &out_, &busiest_, &local_}) loads->resize(entries_.size(), 0);
+  for (Loads* loads : {&local_, &entered_}) loads->resize(entries_.size(), 0);
+  for (Loads* loads : {&in_, &out_, &busiest_}) loads->resize(ranks.size(), 0);
   first_host_.resize(ranks.size());
   for (std::size_t host = 0; host < ranks.size(); ++host) {
     const auto at = std::ranges::lower_bound(hosts_, static_cast<int>(host), {}, &Host::host);
@@ -41,23 +44,31 @@ void Routes::append(int owner, std::uint64_t bytes, std::vector<Stop>& stops) {
   }
 }
 
-/// The entry of `host` that would be done first with `steps` more on top of its load.
+/// An entry of the device of `host` that would be done first with `steps` more on top of its load:
+/// the one that has taken least so far.
 std::uint32_t Routes::first_done(const Host& host, std::uint64_t steps, const Loads& loads) const {
+  const auto key = [&](std::uint32_t i) {
+    return std::pair(loads[devices_[i]] + steps * costs_[i], entered_[i]);
+  };
   std::uint32_t best = host.first;
-  std::uint64_t least = loads[best] + steps * costs_[best];
+  auto least = key(best);
   for (std::uint32_t i = host.first + 1; i < host.end; ++i) {
-    const std::uint64_t time = loads[i] + steps * costs_[i];
+    const auto time = key(i);
     best = time < least ? i : best;
     least = std::min(time, least);
   }
   return best;
 }
 
+std::uint32_t Routes::least_copied(const Host& host) const {
+  const auto first = local_.begin() + host.first, end = local_.begin() + host.end;
+  return static_cast<std::uint32_t>(std::min_element(first, end) - local_.begin());
+}
+
 std::uint32_t Routes::enter_locally(const Host& host, int owner, std::uint64_t steps) {
   const std::int32_t own = entry_of_rank_[owner];
-  const std::uint32_t entry =
-      own >= 0 ? static_cast<std::uint32_t>(own) : first_done(host, steps, local_);
-  local_[entry] += steps * costs_[entry];
+  const std::uint32_t entry = own >= 0 ? static_cast<std::uint32_t>(own) : least_copied(host);
+  local_[entry] += steps;
   if (hosts_.size() > 1) send(entry, steps);
   return entry;
 }
@@ -65,15 +76,18 @@ std::uint32_t Routes::enter_locally(const Host& host, int owner, std::uint64_t s
 std::uint32_t Routes::enter_from_outside(const Host& host, bool last, std::uint64_t steps) {
   // Only the loads that grow count: the last stop sends nothing on.
   const std::uint32_t entry = first_done(host, steps, last ? in_ : busiest_);
-  in_[entry] += steps * costs_[entry];
-  busiest_[entry] = std::max(busiest_[entry], in_[entry]);
+  entered_[entry] += steps;
+  const std::uint32_t device = devices_[entry];
+  in_[device] += steps * costs_[entry];
+  busiest_[device] = std::max(busiest_[device], in_[device]);
   if (!last) send(entry, steps);
   return entry;
 }
 
 void Routes::send(std::uint32_t entry, std::uint64_t steps) {
-  out_[entry] += steps * costs_[entry];
-  busiest_[entry] = std::max(busiest_[entry], out_[entry]);
+  const std::uint32_t device = devices_[entry];
+  out_[device] += steps * costs_[entry];
+  busiest_[device] = std::max(busiest_[device], out_[device]);
 }
 
 }  // namespace ckpt

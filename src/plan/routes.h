@@ -32,6 +32,7 @@ class Routes {
   std::uint32_t enter_locally(const Host& host, int owner, std::uint64_t steps);
   std::uint32_t enter_from_outside(const Host& host, bool last, std::uint64_t steps);
   std::uint32_t first_done(const Host& host, std::uint64_t steps, const Loads& loads) const;
+  std::uint32_t least_copied(const Host& host) const;
   void send(std::uint32_t entry, std::uint64_t steps);
 
   std::span<const PlanRank> ranks_;
@@ -41,10 +42,13 @@ class Routes {
   std::vector<std::int32_t> entry_of_rank_;  ///< -1: no recipient
   // By entry.
   std::vector<std::uint64_t> costs_;
+  std::vector<std::uint32_t> devices_;  ///< of each entry
+  Loads entered_;  ///< from other hosts: of several entries of a device, this one decides
+  Loads local_;    ///< out of pools of its own host, its own included
+  // By device: entries that share one share its load.
   Loads in_;       ///< from other hosts
   Loads out_;      ///< to other hosts
   Loads busiest_;  ///< of both, as a device carries them at once
-  Loads local_;    ///< out of pools of its own host, its own included
 };
 
 }  // namespace ckpt

@@ -102,4 +102,75 @@ Topology random_topology(std::uint64_t seed) {
   return {make_catalog(held, pool_step), std::move(ranks), options, std::move(text)};
 }
 
+Topology random_p2p_topology(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](std::uint64_t n) { return random() % n; };
+  constexpr double kSpeeds[] = {25, 50, 100, 200};
+
+  std::vector<PlanRank> ranks;
+  const auto add_host = [&](int host, bool recipients) {
+    const auto devices = static_cast<int>(1 + below(4));
+    const auto per_device = static_cast<int>(1 + below(2));
+    double speed = kSpeeds[below(4)];
+    for (int device = 0; device < devices; ++device) {
+      if (below(3) == 0) speed = kSpeeds[below(4)];
+      for (int i = 0; i < per_device; ++i) ranks.push_back({host, recipients, speed, device});
+    }
+  };
+  add_host(0, true);
+  const std::size_t first_owner = ranks.size();
+  const auto owner_hosts = static_cast<int>(1 + below(3));
+  for (int host = 1; host <= owner_hosts; ++host) add_host(host, false);
+  const std::size_t owners = ranks.size() - first_owner;
+
+  // Replicas lie on sets of owners that overlap, as instances of different sizes leave them.
+  std::vector<std::vector<std::size_t>> sets;
+  for (std::uint64_t i = 0; i <= below(4); ++i) {
+    std::vector<std::size_t> members = {below(owners)};
+    for (std::size_t owner = 0; owner < owners; ++owner) {
+      if (owner != members[0] && below(3) == 0) members.push_back(owner);
+    }
+    sets.push_back(std::move(members));
+  }
+  PlanOptions options;
+  options.chunk_bytes = 16 << 10;
+  options.cross_chunk_bytes = 4 << 10;
+  options.bucket_bytes = 256 << 10;
+  options.ring_bytes = 2 * options.bucket_bytes;
+  options.staging_chunks = 4;
+  options.sharing = below(2) ? RingSharing::kPerHost : RingSharing::kPerRank;
+
+  // Slow devices get their eight buckets, too, when the whole is that many times as large.
+  double sum = 0, slowest = 200;
+  for (const PlanRank& rank : ranks) {
+    sum += rank.bandwidth;
+    slowest = std::min(slowest, rank.bandwidth);
+  }
+  const auto total =
+      static_cast<std::uint64_t>(8 * static_cast<double>(options.bucket_bytes) * sum / slowest);
+  const std::uint64_t largest = options.bucket_bytes / (8 << below(3));
+  std::vector<std::vector<TestTensor>> held(ranks.size());
+  std::uint64_t bytes = 0;
+  for (int group = 0; bytes < total; ++group) {
+    const std::vector<std::size_t>& set = sets[below(sets.size())];
+    std::vector<TestTensor> tensors;
+    for (std::uint64_t member = 0; member <= below(3); ++member) {
+      tensors.push_back({name_in_group(group, static_cast<int>(member)), 1 + below(largest)});
+      bytes += tensors.back().bytes;
+    }
+    // Without replicas: split over the set.
+    const bool replicated = below(4) != 0;
+    const std::size_t only = below(set.size());
+    for (std::size_t i = 0; i < set.size(); ++i) {
+      if (!replicated && i != only) continue;
+      auto& owner = held[first_owner + set[i]];
+      owner.insert(owner.end(), tensors.begin(), tensors.end());
+    }
+  }
+  std::string text =
+      concat("seed ", seed, ": ", first_owner, " recipients, ", owners, " owners on ", owner_hosts,
+             " hosts, ", sets.size(), " sets, ", bytes >> 10, " KiB");
+  return {make_catalog(held), std::move(ranks), options, std::move(text)};
+}
+
 }  // namespace ckpt::testing

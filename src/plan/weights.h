@@ -21,4 +21,7 @@ inline constexpr std::uint64_t kUnitCost = 1 << 12;
 inline constexpr std::uint64_t kMaxSlowness = 1 << 10;
 std::vector<std::uint64_t> device_costs(std::span<const PlanRank> ranks);
 
+/// For each rank the number of its network device, counted from 0 over all hosts.
+std::vector<std::uint32_t> device_numbers(std::span<const PlanRank> ranks);
+
 }  // namespace ckpt

@@ -1,0 +1,196 @@
+// P2P plans against the time that no plan can beat, on random topologies.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "base/strings.h"
+#include "plan/plan.h"
+#include "plan/schedule_simulation.h"
+#include "plan/source_quotas.h"
+#include "plan/test_topology.h"
+#include "plan/weights.h"
+
+namespace ckpt::testing {
+namespace {
+
+/// Bytes through each network device of a topology, in seconds of a device of speed 1.
+class DeviceTimes {
+ public:
+  explicit DeviceTimes(const std::vector<PlanRank>& ranks)
+      : ranks_(ranks), numbers_(device_numbers(ranks)), bytes_(ranks.size(), 0) {}
+
+  void add(int rank, std::uint64_t bytes) {
+    bytes_[numbers_[static_cast<std::size_t>(rank)]] += static_cast<double>(bytes);
+  }
+  double busiest() const {
+    double most = 0;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      most = std::max(most, bytes_[numbers_[rank]] / ranks_[rank].bandwidth);
+    }
+    return most;
+  }
+
+ private:
+  const std::vector<PlanRank>& ranks_;
+  const std::vector<std::uint32_t> numbers_;
+  std::vector<double> bytes_;
+};
+
+double time_of(const Topology& topology, const Plan& plan) {
+  DeviceTimes times(topology.ranks);
+  for (const Part& part : plan.parts) {
+    times.add(part.owner, part.bytes);
+    for (const Stop& stop : plan.stops_of(part)) times.add(stop.rank, part.bytes);
+  }
+  return times.busiest();
+}
+
+/// What no plan can beat: everything enters through the devices of the receiving host, and what
+/// only some devices hold leaves through them, for every set of devices (there are few).
+double lower_bound(const Topology& topology) {
+  const std::vector<std::uint32_t> numbers = device_numbers(topology.ranks);
+  std::map<std::uint32_t, double> entries, sources;
+  for (std::size_t rank = 0; rank < topology.ranks.size(); ++rank) {
+    const PlanRank& r = topology.ranks[rank];
+    (r.recipient ? entries : sources)[numbers[rank]] = r.bandwidth;
+  }
+  double entry_bandwidth = 0;
+  for (const auto& [device, bandwidth] : entries) entry_bandwidth += bandwidth;
+  double bound = static_cast<double>(topology.catalog.total_bytes()) / entry_bandwidth;
+
+  std::map<std::uint32_t, unsigned> bit;
+  std::vector<double> bandwidths;
+  for (const auto& [device, bandwidth] : sources) {
+    bit[device] = 1u << bandwidths.size();
+    bandwidths.push_back(bandwidth);
+  }
+  std::map<unsigned, double> bytes;  // by the set of devices that hold them
+  for (const CatalogTensor& tensor : topology.catalog.tensors()) {
+    unsigned set = 0;
+    for (const Replica& replica : topology.catalog.replicas(tensor)) {
+      set |= bit.at(numbers[static_cast<std::size_t>(replica.rank)]);
+    }
+    bytes[set] += static_cast<double>(tensor.info->bytes);
+  }
+  for (unsigned set = 1; set < 1u << bandwidths.size(); ++set) {
+    double inside = 0, bandwidth = 0;
+    for (const auto& [holders, count] : bytes) {
+      if ((holders & ~set) == 0) inside += count;
+    }
+    for (std::size_t i = 0; i < bandwidths.size(); ++i) {
+      if ((set >> i & 1) != 0) bandwidth += bandwidths[i];
+    }
+    bound = std::max(bound, inside / bandwidth);
+  }
+  return bound;
+}
+
+/// The smallest rank of each network device of the host enters, and owners give, in turn.
+double time_of_the_simple_rule(const Topology& topology, const Plan& plan) {
+  const std::vector<std::uint32_t> numbers = device_numbers(topology.ranks);
+  std::map<std::uint32_t, int> entries;
+  for (std::size_t rank = topology.ranks.size(); rank-- > 0;) {
+    if (topology.ranks[rank].recipient) entries[numbers[rank]] = static_cast<int>(rank);
+  }
+  std::vector<int> in_turn;
+  for (const auto& [device, rank] : entries) in_turn.push_back(rank);
+  DeviceTimes times(topology.ranks);
+  std::size_t turn = 0;
+  for (const Bucket& bucket : plan.buckets) {
+    for (const BucketTensor& tensor : plan.tensors_of(bucket)) {
+      const CatalogTensor& known = topology.catalog.tensors()[tensor.tensor];
+      const auto replicas = topology.catalog.replicas(known);
+      times.add(replicas[turn % replicas.size()].rank, padded(known.info->bytes));
+      times.add(in_turn[turn % in_turn.size()], padded(known.info->bytes));
+    }
+    ++turn;
+  }
+  return times.busiest();
+}
+
+TEST(P2pPlan, IsWithinEightPercentOfTheBoundAndNeverWorseThanTheSimpleRule) {
+  double worst = 0, sum = 0, simple_sum = 0;
+  constexpr int kTopologies = 300;
+  for (std::uint64_t seed = 0; seed < kTopologies; ++seed) {
+    const Topology topology = random_p2p_topology(seed);
+    const auto plan = topology.plan();
+    ASSERT_TRUE(plan.is_ok()) << topology.text << ": " << plan.status().to_string();
+    const double time = time_of(topology, *plan), bound = lower_bound(topology);
+    const double simple = time_of_the_simple_rule(topology, *plan);
+    EXPECT_LE(time, 1.08 * bound) << topology.text;
+    EXPECT_LE(time, simple) << topology.text;
+    worst = std::max(worst, time / bound);
+    sum += time / bound;
+    simple_sum += simple / bound;
+  }
+  RecordProperty("worst", concat(worst));
+  RecordProperty("mean", concat(sum / kTopologies));
+  RecordProperty("mean_of_the_simple_rule", concat(simple_sum / kTopologies));
+}
+
+TEST(P2pPlan, EveryByteArrivesAndNothingDeadlocks) {
+  for (std::uint64_t seed = 1000; seed < 1003; ++seed) {
+    const Topology topology = random_p2p_topology(seed);
+    const auto plan = topology.plan();
+    ASSERT_TRUE(plan.is_ok()) << topology.text;
+    EXPECT_EQ(ScheduleSimulation(topology, *plan, seed).run(), "") << topology.text;
+  }
+}
+
+TEST(P2pPlan, ABucketUsesAllEntryDevices) {
+  std::vector<std::vector<TestTensor>> held(3);
+  for (int i = 0; i < 64; ++i) held[2].push_back({concat("t", i), 4096});
+  const Catalog catalog = make_catalog(held);
+  const std::vector<PlanRank> ranks = {{0, true, 1, 0}, {0, true, 1, 1}, {1, false, 1, 0}};
+  PlanOptions options;
+  options.chunk_bytes = options.cross_chunk_bytes = 4096;
+  options.bucket_bytes = 65536;
+  options.ring_bytes = 131072;
+  const auto plan = make_plan(catalog, ranks, options);
+  ASSERT_TRUE(plan.is_ok());
+  for (const Bucket& bucket : plan->buckets) {
+    std::map<int, std::uint64_t> entered;
+    for (const Part& part : plan->parts_of(bucket)) {
+      entered[plan->stops_of(part)[0].rank] += part.bytes;
+    }
+    EXPECT_EQ(entered[0], 32768u);
+    EXPECT_EQ(entered[1], 32768u);
+  }
+}
+
+TEST(P2pPlan, OddJobsAreAnsweredAtOnce) {
+  const Catalog one = make_catalog({{}, {{"t", 100}}});
+  PlanOptions options;
+  const auto nobody = make_plan(one, std::vector<PlanRank>{{0, false}, {1, false}}, options);
+  EXPECT_EQ(nobody.status().code(), StatusCode::kInvalidArgument) << "no local receiver";
+  const auto unknown = make_plan(one, std::vector<PlanRank>{{0, true, 1, 0}, {1, false}}, options);
+  ASSERT_TRUE(unknown.is_ok()) << "an owner of whose device nothing is known";
+  EXPECT_EQ(unknown->parts.size(), 1u);
+  const auto empty = make_plan(make_catalog({{}, {}}),
+                               std::vector<PlanRank>{{0, true, 1, 0}, {1, false}}, options);
+  ASSERT_TRUE(empty.is_ok()) << "an empty owner";
+  EXPECT_TRUE(empty->buckets.empty());
+}
+
+TEST(ShareOut, OverlappingSetsAreBalanced) {
+  // Owner 0 alone has 100; 0 and 1 share 100; 1 and 2, which is twice as fast, share 200.
+  const std::vector<SharedBytes> shared = {{{0, 1}, 100}, {{1, 2}, 200}};
+  const std::vector<std::uint64_t> loads = {100 * 2, 0, 0}, costs = {2, 2, 1};
+  const auto given = share_out(shared, loads, costs);
+  std::vector<std::uint64_t> times = loads;
+  for (std::size_t c = 0; c < shared.size(); ++c) {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < given[c].size(); ++i) {
+      sum += given[c][i];
+      times[shared[c].owners[i]] += given[c][i] * costs[shared[c].owners[i]];
+    }
+    EXPECT_EQ(sum, shared[c].steps);
+  }
+  // 400 steps at a speed of 2 together need 200.
+  EXPECT_LE(*std::max_element(times.begin(), times.end()), 202u);
+}
+
+}  // namespace
+}  // namespace ckpt::testing

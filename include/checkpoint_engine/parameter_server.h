@@ -30,6 +30,9 @@ struct ParameterServerOptions {
   /// Ranks of equal host ids share memory; ranks of different ones speak over the network only.
   /// Empty: PS_HOST_ID, else this machine's own.
   std::string host_id;
+  /// Address or interface under which other hosts read this rank's memory, and through which it
+  /// reads theirs. Empty: PS_HOST_IP, else the interface that routes to the hub.
+  std::string advertise;
   double join_timeout_seconds = 60;
   double heartbeat_timeout_seconds = 5;
   /// How long rank 0, which runs the hub, waits in its destructor for the others to leave.

@@ -39,6 +39,9 @@ void add_update_job(CLI::App& app, UpdateCommand& o) {
       ->check(CLI::Range(0, 4096));
   app.add_option("--rendezvous", o.rendezvous,
                  "HOST:PORT of the hub (default: MASTER_ADDR and MASTER_PORT + 1)");
+  app.add_option("--advertise", o.advertise,
+                 "address or interface of this host for reading and being read (default: "
+                 "PS_HOST_IP, else what routes to the hub)");
   app.add_flag("--external-hub", o.external_hub,
                "the hub runs already (checkpoint-engine hub), rank 0 starts none");
   app.add_flag("--launched", o.launched)->group("");  // what the launcher tells its ranks
@@ -182,7 +185,15 @@ void add_make_checkpoint(CLI::App& app, MakeCheckpointCommand& o) {
 }
 
 void add_inspect(CLI::App& app, InspectCommand& o) {
-  app.add_option("path", o.paths, "files or folders of safetensors")->required();
+  app.add_option("path", o.paths, "files or folders of safetensors");
+  app.add_flag("--network", o.network,
+               "instead of files: devices, what ranks would use, what this UCX can do");
+  app.add_option("--ranks", o.ranks,
+                 "with --network: ranks on this host (default: its GPUs, else 8)")
+      ->check(CLI::Range(1, 1024));
+  app.parse_complete_callback([&o] {
+    if (o.paths.empty() && !o.network) throw CLI::RequiredError("path or --network");
+  });
   app.add_flag("--json", o.json, "everything, as a JSON array");
   app.add_flag("--tensors", o.list_tensors, "list every tensor");
 }

@@ -93,6 +93,7 @@ TEST(CommandLine, OtherSubcommands) {
   EXPECT_EQ(make.content.seed, 7u);
   EXPECT_EQ(make.content.shard_bytes, 10u << 20);
   EXPECT_THAT(parsed<InspectCommand>("inspect a b --json").paths, ElementsAre("a", "b"));
+  EXPECT_TRUE(parsed<InspectCommand>("inspect --network").network);
   EXPECT_EQ(parsed<HubCommand>("hub --listen [::]:0 --world-size 4").world_size, 4);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/strings.h"
 #include "checkpoint/checkpoint_files.h"
+#include "cli/network_report.h"
 #include "cli/terminal.h"
 
 namespace ckpt {
@@ -85,6 +86,7 @@ ordered_json to_json(const std::string& path, const CheckpointFiles& files) {
 }  // namespace
 
 int run(const InspectCommand& command) {
+  if (command.network) return inspect_network(command.ranks);
   int code = kExitOk;
   ordered_json all = ordered_json::array();
   for (const std::string& path : command.paths) {

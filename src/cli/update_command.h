@@ -41,6 +41,7 @@ struct UpdateCommand {
 
   int nproc = 0;  ///< ranks to launch; 0: this process is a rank
   std::string rendezvous;
+  std::string advertise;
   bool external_hub = false;
   bool launched = false;  ///< by our launcher: rank 0 says what all ranks know
   std::string job;        ///< empty: "default", or a random one with nproc

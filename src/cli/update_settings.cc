@@ -110,6 +110,7 @@ Result<UpdateSettings> resolve_settings(const UpdateCommand& command, int world_
 Result<ParameterServerOptions> server_options(const UpdateCommand& command) {
   ParameterServerOptions options;
   options.rendezvous = command.rendezvous;
+  options.advertise = command.advertise;
   options.external_hub = command.external_hub;
   if (!command.job.empty()) options.job = command.job;
   CKPT_ASSIGN_OR_RETURN(options.secret, read_secret_file(command.secret_file));

@@ -9,9 +9,9 @@
 namespace ckpt {
 
 RegistrationContext CheckpointRegistry::context() {
-  return {device_,          job_.transport(),        job_.leases(),  shared_pool_,
-          job_.rank(),      registrations_,          job_.host_id(), threads_,
-          timeout_seconds_, reader_patience_seconds_};
+  return {device_,     job_.transport(), job_.leases(),           shared_pool_,
+          job_.rank(), registrations_,   job_.host_id(),          job_.network(),
+          threads_,    timeout_seconds_, reader_patience_seconds_};
 }
 
 Status CheckpointRegistry::add(const std::string& name, const Registration& part) {

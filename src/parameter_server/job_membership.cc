@@ -8,6 +8,7 @@
 #include "base/host.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "transport/network/network_choice.h"
 #include "transport/ucx/ucx_transport.h"
 #include "worker/rescue.h"
 
@@ -50,7 +51,6 @@ Result<std::unique_ptr<JobMembership>> JobMembership::join(const ParameterServer
   std::unique_ptr<JobMembership> member(new JobMembership(options));
   CKPT_RETURN_IF_ERROR(member->take_seat(rendezvous, std::move(on_message)));
   CKPT_RETURN_IF_ERROR(member->learn_hosts(rendezvous));
-  member->make_transport();
   return member;
 }
 
@@ -59,6 +59,7 @@ JobMembership::JobMembership(const ParameterServerOptions& options)
 
 Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_message) {
   HostPort hub_address = rendezvous.hub;
+  master_host_ = rendezvous.hub.host;
   if (rendezvous.rank == 0 && !options_.external_hub) {
     HubOptions hub;
     hub.bind_host = hub_interface(rendezvous);
@@ -104,10 +105,23 @@ Status JobMembership::learn_hosts(const Rendezvous& rendezvous) {
   return Status();
 }
 
-void JobMembership::make_transport() {
-  UcxOptions options;
-  options.label = concat("rank ", rank(), " on ", host_name());
-  auto transport = make_ucx_transport(options);
+void JobMembership::start_transport(const std::string& device_uuid) {
+  NetworkRequest request;
+  request.advertise = options_.advertise;
+  request.master_host = master_host_;
+  request.device_uuid = device_uuid;
+  request.local_rank = local_rank_;
+  request.local_ranks = ranks_on_host_;
+  const auto make = [&]() -> Result<std::unique_ptr<Transport>> {
+    CKPT_ASSIGN_OR_RETURN(const NetworkChoice choice, choose_network(request));
+    log_info("rank ", rank(), " is reached at ", choice.text);
+    network_ = {choice.address.address, choice.devices, choice.mbit};
+    UcxOptions options;
+    options.label = concat("rank ", rank(), " on ", host_name());
+    options.net_devices = choice.limit;
+    return make_ucx_transport(options);
+  };
+  auto transport = make();
   if (!transport) {
     // Who never reads from another rank, nor is read by one, does not need it; a plan that does is
     // refused with this in the log.

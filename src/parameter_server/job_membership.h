@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/metas.h"
 #include "checkpoint_engine/parameter_server.h"
 #include "collective/chain/chain_signal.h"
 #include "control/control_client.h"
@@ -42,10 +43,15 @@ class JobMembership {
   const std::string& host_id() const { return host_id_; }
   int local_rank() const { return local_rank_; }
   int ranks_on_host() const { return ranks_on_host_; }
-  /// Null: this rank has none, and the log says why.
+  /// Once, when this rank's device is known (its uuid, or empty). Without a transport this rank can
+  /// still serve its own host: the log says why there is none.
+  void start_transport(const std::string& device_uuid);
+  /// Null: this rank has none.
   Transport* transport() const { return transport_.get(); }
   /// Null exactly when transport() is.
   ChainSignals* signals() const { return signals_.get(); }
+  /// Where others find this rank.
+  const NetworkPlace& network() const { return network_; }
   /// Those that other jobs hold on this rank's memory.
   LeaseTable& leases() const { return *leases_; }
 
@@ -53,10 +59,11 @@ class JobMembership {
   explicit JobMembership(const ParameterServerOptions& options);
   Status take_seat(const Rendezvous& rendezvous, MessageHandler on_message);
   Status learn_hosts(const Rendezvous& rendezvous);
-  void make_transport();
 
   const ParameterServerOptions options_;
   const std::string host_id_;
+  std::string master_host_;
+  NetworkPlace network_;
   int local_rank_ = 0;
   int ranks_on_host_ = 1;
   std::unique_ptr<Hub> hub_;

@@ -154,6 +154,7 @@ Status ParameterServerImpl::start() {
                           ? options_.load_threads
                           : std::max(1, available_processors() / job_->ranks_on_host());
   CKPT_ASSIGN_OR_RETURN(device_, open_device(options_.device, job_->local_rank(), threads));
+  job_->start_transport(device_->uuid());
   CKPT_ASSIGN_OR_RETURN(memory_, memory_request(options_, device_->kind()));
   CKPT_ASSIGN_OR_RETURN(memory_.sharing, ring_sharing(options_.collective, device_->kind()));
   registry_ = std::make_unique<CheckpointRegistry>(*job_, *device_, threads,
@@ -311,6 +312,7 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   rank(),
                   world_size(),
                   job_->host_id(),
+                  job_->network(),
                   options_.job,
                   shared_memory_prefix(options_.job, job_->host_id()),
                   epoch,

@@ -62,10 +62,12 @@ std::vector<std::byte> encode(const PassOffer& offer) {
                                        builder.CreateString(owner.why.message())));
   }
   const auto lost_owners = builder.CreateVector(lost);
-  builder.Finish(fb::CreateOffer(
-      builder, host_id, static_cast<std::uint8_t>(offer.device_kind), uuid, offer.available_bytes,
-      offer.ring_bytes, offer.bucket_bytes, offer.chunk_bytes, offer.catalog_fingerprint,
-      offer.verify, static_cast<std::uint8_t>(offer.sharing), offer.instance_size, lost_owners));
+  const auto devices = builder.CreateVectorOfStrings(offer.network.devices);
+  builder.Finish(fb::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
+                                 uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
+                                 offer.chunk_bytes, offer.catalog_fingerprint, offer.verify,
+                                 static_cast<std::uint8_t>(offer.sharing), offer.instance_size,
+                                 lost_owners, devices, offer.network.mbit));
   return finished(builder);
 }
 
@@ -97,7 +99,14 @@ Result<PassOffer> decode_pass_offer(std::span<const std::byte> bytes) {
                   table->verify(),
                   static_cast<RingSharing>(table->ring_sharing()),
                   table->instance_size(),
+                  {},
                   {}};
+  offer.network.mbit = table->network_mbit();
+  if (table->network_devices() != nullptr) {
+    for (const auto* device : *table->network_devices()) {
+      offer.network.devices.push_back(device->str());
+    }
+  }
   if (table->lost_owners() == nullptr) return offer;
   for (const fb::LostOwner* owner : *table->lost_owners()) {
     const auto code = static_cast<StatusCode>(owner->code());

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/metas.h"
 #include "checkpoint_engine/status.h"
 #include "device/device.h"
 #include "plan/plan.h"
@@ -36,6 +37,7 @@ struct PassOffer {
   RingSharing sharing = RingSharing::kPerHost;
   std::uint32_t instance_size = 0;
   std::vector<LostOwner> lost_owners;  ///< of those that this rank has asked
+  NetworkPlace network;                ///< without its address
 };
 
 /// Second gather: what a rank has allocated and where it waits for its worker.

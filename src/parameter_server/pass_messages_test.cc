@@ -11,6 +11,7 @@ TEST(PassMessages, OfferAndReadyComeBackEqual) {
   PassOffer offer{"host-a", DeviceKind::kCuda, "GPU-1", 1ull << 40,           1, 2,
                   3,        0xdeadbeefcafe,    false,   RingSharing::kPerRank};
   offer.lost_owners = {{9, peer_lost("rank 5 is gone")}};
+  offer.network = {"", {"mlx5_0:1", "eth0"}, 400'000};
   const auto offered = decode_pass_offer(encode(offer));
   ASSERT_TRUE(offered.is_ok());
   EXPECT_EQ(offered->host_id, "host-a");
@@ -19,6 +20,7 @@ TEST(PassMessages, OfferAndReadyComeBackEqual) {
   EXPECT_EQ(offered->catalog_fingerprint, 0xdeadbeefcafe);
   EXPECT_FALSE(offered->verify);
   EXPECT_EQ(offered->sharing, RingSharing::kPerRank);
+  EXPECT_EQ(offered->network, offer.network);
   ASSERT_EQ(offered->lost_owners.size(), 1u);
   EXPECT_EQ(offered->lost_owners[0].rank, 9);
   EXPECT_EQ(offered->lost_owners[0].why.to_string(), peer_lost("rank 5 is gone").to_string());

@@ -29,6 +29,7 @@ struct PassSetup {
   int rank;
   int world_size;
   std::string host_id;
+  NetworkPlace network;
   std::string job;
   std::string shared_prefix;  ///< shared_memory_prefix of this job and host
   std::uint64_t epoch;

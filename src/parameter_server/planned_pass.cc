@@ -24,10 +24,22 @@ std::vector<int> number_hosts(int world_size, IdOf id_of) {
   return hosts;
 }
 
-std::vector<PlanRank> plan_ranks(const std::vector<int>& hosts,
-                                 const std::vector<int>& recipients) {
+// Each rank's devices as one, known by their names; those of unknown speed count as the fastest.
+std::vector<PlanRank> plan_ranks(const std::vector<int>& hosts, const std::vector<int>& recipients,
+                                 const std::vector<NetworkPlace>& networks) {
   std::vector<PlanRank> ranks(hosts.size());
-  for (std::size_t i = 0; i < hosts.size(); ++i) ranks[i].host = hosts[i];
+  std::map<std::pair<int, std::vector<std::string>>, int> devices;
+  std::uint64_t fastest = 1;
+  for (const NetworkPlace& network : networks) fastest = std::max(fastest, network.mbit);
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    ranks[i].host = hosts[i];
+    const NetworkPlace& network = networks[i];
+    ranks[i].bandwidth = static_cast<double>(network.mbit > 0 ? network.mbit : fastest);
+    if (network.devices.empty()) continue;
+    ranks[i].device =
+        devices.try_emplace({hosts[i], network.devices}, static_cast<int>(devices.size()))
+            .first->second;
+  }
   for (const int rank : recipients) ranks[static_cast<std::size_t>(rank)].recipient = true;
   return ranks;
 }
@@ -67,6 +79,7 @@ Result<std::vector<LostOwner>> ask_own_share(const PassSetup& setup,
 Result<PassOffer> own_offer(const PassSetup& setup, const std::vector<int>& recipients) {
   PassOffer mine;
   mine.host_id = setup.host_id;
+  mine.network = setup.network;
   mine.device_kind = setup.device.kind();
   mine.device_uuid = setup.device.uuid();
   CKPT_ASSIGN_OR_RETURN(const DeviceMemory memory, setup.device.memory());
@@ -152,9 +165,9 @@ bool fits(const CachedPlan& plan, const CachedPlan& wanted, const PlanOptions& s
   const PlanOptions& had = plan.plan.options;
   return plan.gathered == wanted.gathered && plan.lost_owners == wanted.lost_owners &&
          plan.hosts == wanted.hosts && plan.recipients == wanted.recipients &&
-         had.ring_bytes == sizes.ring_bytes && had.bucket_bytes == sizes.bucket_bytes &&
-         had.chunk_bytes == sizes.chunk_bytes && had.staging_chunks == sizes.staging_chunks &&
-         had.serial == sizes.serial;
+         plan.networks == wanted.networks && had.ring_bytes == sizes.ring_bytes &&
+         had.bucket_bytes == sizes.bucket_bytes && had.chunk_bytes == sizes.chunk_bytes &&
+         had.staging_chunks == sizes.staging_chunks && had.serial == sizes.serial;
 }
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
@@ -201,11 +214,18 @@ Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
   for (const LostOwner& owner : lost) fresh->lost_owners.push_back(owner.rank);
   fresh->hosts = hosts;
   fresh->recipients = pass.recipients;
+  for (const RankMetas& rank : setup.catalog->metas().ranks) {
+    fresh->networks.push_back(rank.instance.network);
+  }
+  fresh->networks.resize(hosts.size());
+  for (std::size_t i = 0; i < pass.offers.size(); ++i) {
+    fresh->networks[static_cast<std::size_t>(pass.recipients[i])] = pass.offers[i].network;
+  }
   if (!cached || !fits(*cached, *fresh, sizes)) {
     if (!lost.empty()) {
       CKPT_ASSIGN_OR_RETURN(fresh->catalog, catalog_without(*setup.catalog, lost));
     }
-    const std::vector<PlanRank> ranks = plan_ranks(hosts, pass.recipients);
+    const std::vector<PlanRank> ranks = plan_ranks(hosts, pass.recipients, fresh->networks);
     CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*fresh->catalog, ranks, sizes));
     CKPT_RETURN_IF_ERROR(check_reachable(fresh->plan));
     fresh->schedule = make_schedule(fresh->plan, ranks, setup.rank);

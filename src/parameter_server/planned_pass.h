@@ -23,6 +23,7 @@ struct CachedPlan {
   std::shared_ptr<const Catalog> catalog;   ///< without them: what the plan's numbers count in
   std::vector<int> hosts;
   std::vector<int> recipients;
+  std::vector<NetworkPlace> networks;  ///< of every rank
   Plan plan;
   Schedule schedule;
 

@@ -208,6 +208,7 @@ Result<InstanceData> RegisteredCheckpoint::instance_data() const {
   data.rank = context_.rank;
   data.epoch = context_.epoch;
   data.host_id = context_.host_id;
+  data.network = context_.network;
   data.layout_hash = layout_->hash;
   data.digest_algorithm = kDigestAlgorithm;
   data.offsets = offsets_;

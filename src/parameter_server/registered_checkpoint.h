@@ -25,6 +25,7 @@ struct RegistrationContext {
   int rank;
   std::uint64_t epoch;  ///< of this registration
   std::string host_id;
+  NetworkPlace network;
   int threads;
   double timeout_seconds;
   double reader_patience_seconds;  ///< how long readers of other jobs are waited for at the end

@@ -181,6 +181,37 @@ def test_little_lockable_memory(checkpoint, owners, receivers):
     assert engine.finish()[0] == 0
 
 
+def test_the_address_is_chosen_logged_and_in_the_metas(tmp_path, checkpoint, owners, receivers):
+    running = owners(checkpoint, "--advertise", "lo", nproc=1)
+    network = json.loads(running.metas.read_text())["ranks"][0]["network"]
+    assert network["address"] == "127.0.0.1" and network["devices"] == ["lo"], network
+    engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=1)
+    done = run(*fill_arguments(running.metas, engine.socket, "--advertise", "127.0.0.1", nproc=1))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert engine.finish()[0] == 0
+    # An address that is not this host's: nothing can be read, and the reason is said.
+    engine = receivers(workers=1)
+    done = run(*fill_arguments(running.metas, engine.socket, "--advertise", "203.0.113.9", nproc=1))
+    output = done.stdout + done.stderr
+    assert done.returncode == 1 and "203.0.113.9" in output and "no transport" in output, output
+    # Who reads nobody does not need one.
+    engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=1)
+    done = run("update", "--nproc", 1, "--device", "host", "--checkpoint-path", checkpoint, "--engine", "vllm", "--uds",
+               engine.socket, "--advertise", "203.0.113.9")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert engine.finish()[0] == 0
+
+
+def test_inspect_network():
+    done = run("inspect", "--network", "--ranks", 2)
+    assert done.returncode == 0, done.stderr
+    for text in ("interfaces:", "RDMA devices", "local rank 1:", "UCX", "tcp/lo"):
+        assert text in done.stdout, done.stdout
+    done = run("inspect", "--network", env={"PS_P2P_STORE_RDMA_DEVICES": "mlx5_77"})
+    assert done.returncode == 2 and "mlx5_77" in done.stderr, done.stderr
+    assert run("inspect").returncode == 2
+
+
 def test_metas_that_are_no_metas_are_refused(tmp_path, checkpoint):
     missing = run(*fill_arguments(tmp_path / "missing.json", tmp_path / "nobody.sock"))
     assert missing.returncode == 2 and "missing.json" in missing.stderr, missing.stderr

@@ -1,0 +1,122 @@
+#include "transport/network/device_filter.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "base/strings.h"
+
+namespace ckpt {
+namespace {
+
+struct Wanted {
+  std::string name;
+  std::string port;  ///< with its colon; empty: none given
+};
+
+std::vector<Wanted> items_of(std::string_view list) {
+  std::vector<Wanted> items;
+  for (const std::string& item : split(list, ',')) {
+    const std::string_view text = trim(item);
+    if (text.empty()) continue;
+    const std::size_t colon = text.find(':');
+    Wanted wanted{std::string(trim(text.substr(0, colon))), {}};
+    if (colon != text.npos) wanted.port = concat(':', trim(text.substr(colon + 1)));
+    items.push_back(std::move(wanted));
+  }
+  return items;
+}
+
+bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
+
+std::string_view take_number(std::string_view& text) {
+  std::size_t end = 0;
+  while (end < text.size() && is_digit(text[end])) ++end;
+  std::string_view digits = text.substr(0, end);
+  text.remove_prefix(end);
+  while (digits.size() > 1 && digits[0] == '0') digits.remove_prefix(1);
+  return digits;
+}
+
+std::string known(const std::vector<std::string>& available) {
+  return available.empty() ? "there are none" : concat("there are ", join(available, ", "));
+}
+
+std::vector<std::string> limited(std::vector<std::string> devices) {
+  if (devices.size() > kMostDevices) devices.resize(kMostDevices);
+  return devices;
+}
+
+}  // namespace
+
+bool natural_less(std::string_view a, std::string_view b) {
+  while (!a.empty() && !b.empty()) {
+    if (is_digit(a[0]) && is_digit(b[0])) {
+      const std::string_view left = take_number(a), right = take_number(b);
+      if (left.size() != right.size()) return left.size() < right.size();
+      if (left != right) return left < right;
+      continue;
+    }
+    if (a[0] != b[0]) return a[0] < b[0];
+    a.remove_prefix(1);
+    b.remove_prefix(1);
+  }
+  return a.empty() && !b.empty();
+}
+
+Result<std::vector<std::string>> listed_devices(std::string_view list,
+                                                std::vector<std::string> available) {
+  std::ranges::sort(available, natural_less);
+  std::vector<std::string> devices;
+  for (const Wanted& wanted : items_of(list)) {
+    if (std::ranges::find(available, wanted.name) == available.end()) {
+      return not_found(concat("no RDMA device ", quoted(wanted.name),
+                              " (PS_P2P_STORE_RDMA_DEVICES=", list, "): ", known(available)));
+    }
+    std::string device = wanted.name + wanted.port;
+    if (std::ranges::find(devices, device) == devices.end()) devices.push_back(std::move(device));
+  }
+  if (devices.empty()) {
+    return not_found(
+        concat("PS_P2P_STORE_RDMA_DEVICES=", list, " names no RDMA device: ", known(available)));
+  }
+  return limited(std::move(devices));
+}
+
+Result<std::vector<std::string>> nccl_devices(std::string_view filter,
+                                              std::vector<std::string> available) {
+  std::ranges::sort(available, natural_less);
+  std::string_view rest = trim(filter);
+  const bool exclude = rest.starts_with('^');
+  if (exclude) rest.remove_prefix(1);
+  const bool exact = rest.starts_with('=');
+  if (exact) rest.remove_prefix(1);
+  const std::vector<Wanted> items = items_of(rest);
+  if (items.empty() && !exclude) return limited(std::move(available));
+  const auto matches = [&](const std::string& device, const Wanted& wanted) {
+    return exact ? device == wanted.name : device.starts_with(wanted.name);
+  };
+  std::vector<std::string> devices;
+  if (exclude) {
+    for (const std::string& device : available) {
+      const bool out =
+          std::ranges::any_of(items, [&](const Wanted& wanted) { return matches(device, wanted); });
+      if (!out) devices.push_back(device);
+    }
+  } else {
+    for (const Wanted& wanted : items) {
+      for (const std::string& device : available) {
+        std::string with_port = device + wanted.port;
+        if (!matches(device, wanted)) continue;
+        if (std::ranges::find(devices, with_port) == devices.end()) {
+          devices.push_back(std::move(with_port));
+        }
+      }
+    }
+  }
+  if (devices.empty()) {
+    return not_found(concat("NCCL_IB_HCA=", filter, " leaves no RDMA device: ", known(available)));
+  }
+  return limited(std::move(devices));
+}
+
+}  // namespace ckpt

@@ -1,0 +1,88 @@
+#include "transport/network/network_choice.h"
+
+#include <algorithm>
+
+#include "base/env.h"
+#include "base/strings.h"
+#include "transport/network/device_filter.h"
+#include "transport/network/network_devices.h"
+
+namespace ckpt {
+namespace {
+
+/// "mlx5_0:1" is the device "mlx5_0".
+std::string device_of(const std::string& name) { return name.substr(0, name.find(':')); }
+
+std::vector<std::string> names_of(const std::vector<RdmaDevice>& devices) {
+  std::vector<std::string> names;
+  for (const RdmaDevice& device : devices) names.push_back(device.name);
+  return names;
+}
+
+Result<std::vector<std::string>> wanted_devices(const std::vector<RdmaDevice>& present) {
+  if (const auto list = env_string("PS_P2P_STORE_RDMA_DEVICES")) {
+    return listed_devices(*list, names_of(present));
+  }
+  if (present.empty()) return std::vector<std::string>();
+  if (const auto filter = env_string("NCCL_IB_HCA"))
+    return nccl_devices(*filter, names_of(present));
+  std::vector<RdmaDevice> active;
+  for (const RdmaDevice& device : present) {
+    if (!device.active_ports.empty()) active.push_back(device);
+  }
+  return names_of(active);
+}
+
+/// Every active port of a device where none was named; port 1 where none is active.
+std::vector<std::string> with_ports(const std::string& wanted, const RdmaDevice& device) {
+  if (wanted != device.name) return {wanted};
+  std::vector<std::string> ports;
+  for (const int port : device.active_ports) ports.push_back(concat(device.name, ':', port));
+  if (ports.empty()) ports.push_back(concat(device.name, ":1"));
+  return ports;
+}
+
+}  // namespace
+
+Result<NetworkChoice> choose_network(const NetworkRequest& request) {
+  NetworkChoice choice;
+  CKPT_ASSIGN_OR_RETURN(choice.address, own_address(request.advertise, request.master_host));
+  const std::vector<RdmaDevice> present = rdma_devices(request.sysfs);
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> wanted, wanted_devices(present));
+  std::vector<RdmaDevice> candidates;  // in the order wanted
+  for (const std::string& name : wanted) {
+    const auto at = std::ranges::find(present, device_of(name), &RdmaDevice::name);
+    if (std::ranges::find(candidates, at->name, &RdmaDevice::name) == candidates.end()) {
+      candidates.push_back(*at);
+    }
+  }
+  const std::string gpu = gpu_pci_path(request.sysfs, request.procfs, request.device_uuid);
+  for (const RdmaDevice& device :
+       devices_of_rank(candidates, gpu, request.local_rank, request.local_ranks)) {
+    choice.rdma = true;
+    choice.mbit += device.mbit;
+    for (const std::string& name : wanted) {
+      if (device_of(name) != device.name) continue;
+      for (std::string& port : with_ports(name, device)) choice.devices.push_back(std::move(port));
+    }
+  }
+  const std::string& interface = choice.address.interface;
+  const bool named = !choice.address.address.empty() && !choice.address.reason.starts_with("route");
+  if (choice.rdma) {
+    choice.limit = join(choice.devices, ",");
+    if (!interface.empty()) choice.limit += concat(',', interface);
+  } else if (!interface.empty()) {
+    choice.devices = {interface};
+    choice.mbit = interface_mbit(request.sysfs, interface);
+    if (named) choice.limit = interface;
+  }
+  CKPT_ASSIGN_OR_RETURN(const auto given, env_int({"PS_NETWORK_MBIT"}));
+  if (given && *given > 0) choice.mbit = static_cast<std::uint64_t>(*given);
+  choice.text = concat(choice.address.address.empty() ? "no address" : choice.address.address, " (",
+                       choice.address.reason, "), ", choice.rdma ? "RDMA over " : "devices ",
+                       choice.devices.empty() ? "unknown" : join(choice.devices, ", "),
+                       choice.mbit > 0 ? concat(", ", choice.mbit, " Mbit/s") : "");
+  return choice;
+}
+
+}  // namespace ckpt

@@ -1,0 +1,226 @@
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "base/host.h"
+#include "base/strings.h"
+#include "transport/network/device_filter.h"
+#include "transport/network/network_choice.h"
+#include "transport/network/network_devices.h"
+#include "transport/network/own_address.h"
+
+namespace ckpt {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::vector<std::string> kDevices = {"mlx5_10", "mlx5_2", "mlx5_0", "mlx5_1", "efa0"};
+
+std::vector<std::string> filtered(const char* filter) {
+  const auto devices = nccl_devices(filter, kDevices);
+  EXPECT_TRUE(devices.is_ok()) << devices.status().to_string();
+  return devices ? *devices : std::vector<std::string>();
+}
+
+TEST(DeviceFilter, HasTheMeaningOfNccl) {
+  EXPECT_THAT(filtered(""), ElementsAre("efa0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"));
+  EXPECT_THAT(filtered(" , "), ElementsAre("efa0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"));
+  EXPECT_THAT(filtered("mlx5"), ElementsAre("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"));
+  EXPECT_THAT(filtered("mlx5_1"), ElementsAre("mlx5_1", "mlx5_10")) << "a prefix";
+  EXPECT_THAT(filtered("=mlx5_1"), ElementsAre("mlx5_1"));
+  EXPECT_THAT(filtered("=mlx5_2,, mlx5_0 "), ElementsAre("mlx5_2", "mlx5_0")) << "given order";
+  EXPECT_THAT(filtered("^mlx5_1"), ElementsAre("efa0", "mlx5_0", "mlx5_2"));
+  EXPECT_THAT(filtered("^=mlx5_1"), ElementsAre("efa0", "mlx5_0", "mlx5_2", "mlx5_10"));
+  EXPECT_THAT(filtered("=mlx5_0:1,mlx5_1:2"), ElementsAre("mlx5_0:1", "mlx5_1:2"));
+  EXPECT_THAT(filtered("mlx5_0,mlx5"), ElementsAre("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"));
+}
+
+TEST(DeviceFilter, OneThatLeavesNothingIsAnErrorThatNamesBothSides) {
+  for (const char* filter : {"bnxt", "=mlx5", "^mlx5,efa", "=^mlx5_0"}) {
+    const auto devices = nccl_devices(filter, kDevices);
+    ASSERT_FALSE(devices.is_ok()) << filter;
+    EXPECT_EQ(devices.status().code(), StatusCode::kNotFound);
+    EXPECT_THAT(devices.status().message(), HasSubstr(filter));
+    EXPECT_THAT(devices.status().message(), HasSubstr("mlx5_10"));
+  }
+  EXPECT_THAT(listed_devices("mlx5_7", kDevices).status().message(), HasSubstr("mlx5_7"));
+  EXPECT_FALSE(listed_devices(" , ", kDevices).is_ok());
+}
+
+TEST(DeviceFilter, AListKeepsItsOrderAndThereIsALimit) {
+  EXPECT_THAT(*listed_devices(" mlx5_10 ,mlx5_2:1,,mlx5_10", kDevices),
+              ElementsAre("mlx5_10", "mlx5_2:1"));
+  std::vector<std::string> many;
+  for (int i = 39; i >= 0; --i) many.push_back(concat("mlx5_", i));
+  const auto devices = *nccl_devices("mlx5", many);
+  ASSERT_EQ(devices.size(), 32u);
+  EXPECT_EQ(devices.back(), "mlx5_31");
+}
+
+TEST(DeviceFilter, PeopleCountSo) {
+  EXPECT_TRUE(natural_less("mlx5_2", "mlx5_10"));
+  EXPECT_TRUE(natural_less("mlx5_02", "mlx5_10"));
+  EXPECT_TRUE(natural_less("mlx4_9", "mlx5_0"));
+  EXPECT_FALSE(natural_less("mlx5_10", "mlx5_2"));
+  EXPECT_FALSE(natural_less("mlx5_2", "mlx5_2"));
+  EXPECT_TRUE(natural_less("mlx5", "mlx5_0"));
+}
+
+/// A made-up /sys and /proc.
+class FakeHost : public ::testing::Test {
+ protected:
+  FakeHost() {
+    fs::create_directories(root_);
+    clear();
+  }
+  ~FakeHost() override {
+    fs::remove_all(root_);
+    clear();
+  }
+  static void clear() {
+    for (const char* name :
+         {"PS_P2P_STORE_RDMA_DEVICES", "NCCL_IB_HCA", "PS_HOST_IP", "PS_NETWORK_MBIT"}) {
+      ::unsetenv(name);
+    }
+  }
+
+  void write(const fs::path& file, const std::string& text) const {
+    fs::create_directories((root_ / file).parent_path());
+    std::ofstream(root_ / file) << text << "\n";
+  }
+  void add_rdma(const std::string& name, const std::string& pci, const char* state = "4: ACTIVE") {
+    const fs::path folder = fs::path("sys/class/infiniband") / name;
+    write(folder / "ports/1/state", state);
+    write(folder / "ports/1/rate", "400 Gb/sec (4X NDR)");
+    write(fs::path("sys/devices") / pci / "numa_node", "1");
+    fs::create_symlink(root_ / "sys/devices" / pci, root_ / folder / "device");
+  }
+  void add_gpu(const std::string& address, const std::string& pci, const std::string& uuid) {
+    write(fs::path("proc/driver/nvidia/gpus") / address / "information",
+          "Model: \t\t NVIDIA H200\nGPU UUID: \t " + uuid);
+    fs::create_directories(root_ / "sys/devices" / pci);
+    fs::create_directories(root_ / "sys/bus/pci/devices");
+    fs::create_symlink(root_ / "sys/devices" / pci, root_ / "sys/bus/pci/devices" / address);
+  }
+  NetworkRequest request(int local_rank = 0, int local_ranks = 1) const {
+    NetworkRequest request;
+    request.master_host = "127.0.0.1";
+    request.local_rank = local_rank;
+    request.local_ranks = local_ranks;
+    request.sysfs = sys();
+    request.procfs = (root_ / "proc").string();
+    return request;
+  }
+  std::string sys() const { return (root_ / "sys").string(); }
+
+  const fs::path root_ = fs::temp_directory_path() / concat("ckpt-sysfs-", random_id());
+};
+
+TEST_F(FakeHost, RdmaDevicesAreReadInNaturalOrder) {
+  EXPECT_THAT(rdma_devices(sys()), IsEmpty()) << "no RDMA is no error";
+  add_rdma("mlx5_10", "pci0/a");
+  add_rdma("mlx5_2", "pci0/b", "1: DOWN");
+  const auto devices = rdma_devices(sys());
+  ASSERT_EQ(devices.size(), 2u);
+  EXPECT_EQ(devices[0].name, "mlx5_2");
+  EXPECT_THAT(devices[0].active_ports, IsEmpty());
+  EXPECT_EQ(devices[0].mbit, 0u);
+  EXPECT_EQ(devices[1].mbit, 400'000u);
+  EXPECT_EQ(devices[1].numa_node, 1);
+  write("sys/class/net/eth0/speed", "25000");
+  write("sys/class/net/veth/speed", "-1");
+  EXPECT_EQ(interface_mbit(sys(), "eth0"), 25'000u);
+  EXPECT_EQ(interface_mbit(sys(), "veth"), 0u);
+  EXPECT_EQ(interface_mbit(sys(), "none"), 0u);
+}
+
+TEST_F(FakeHost, TheNearestDeviceServesAGpu) {
+  add_rdma("mlx5_0", "pci0000:00/0000:01/0000:02");
+  add_rdma("mlx5_1", "pci0000:80/0000:81/0000:82");
+  add_gpu("0000:83:00.0", "pci0000:80/0000:81/0000:83", "GPU-b");
+  NetworkRequest near = request();
+  near.device_uuid = "GPU-b";
+  EXPECT_THAT(choose_network(near)->devices, ElementsAre("mlx5_1:1"));
+  near.device_uuid = "GPU-unknown";
+  EXPECT_THAT(choose_network(near)->devices, ElementsAre("mlx5_0:1", "mlx5_1:1"))
+      << "one rank alone has them all";
+}
+
+TEST_F(FakeHost, AnyPairOfCountsHasAnAnswer) {
+  std::vector<RdmaDevice> devices;
+  for (int count = 1; count <= 9; ++count) {
+    devices.push_back({concat("mlx5_", count - 1), {1}, 0, "", -1});
+    for (int ranks = 1; ranks <= 17; ++ranks) {
+      std::vector<int> used(devices.size(), 0);
+      for (int rank = 0; rank < ranks; ++rank) {
+        const auto own = devices_of_rank(devices, "", rank, ranks);
+        ASSERT_FALSE(own.empty());
+        for (const RdmaDevice& device : own) ++used[std::stoul(device.name.substr(5))];
+      }
+      const auto [least, most] = std::minmax_element(used.begin(), used.end());
+      EXPECT_LE(*most - *least, 1) << count << " devices, " << ranks << " ranks";
+      EXPECT_GE(*least, 1) << count << " devices, " << ranks << " ranks";
+    }
+  }
+  EXPECT_THAT(devices_of_rank({}, "", 0, 1), IsEmpty());
+}
+
+TEST_F(FakeHost, FiltersChooseAndPortsThatAreDownAreLeftOut) {
+  add_rdma("mlx5_0", "pci0/a", "1: DOWN");
+  add_rdma("mlx5_1", "pci0/b");
+  EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_1:1"));
+  EXPECT_EQ(choose_network(request())->mbit, 400'000u);
+  ::setenv("NCCL_IB_HCA", "=mlx5_0", 1);
+  EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_0:1")) << "as asked for";
+  ::setenv("PS_P2P_STORE_RDMA_DEVICES", "mlx5_1:2", 1);
+  EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_1:2")) << "wins";
+  EXPECT_TRUE(choose_network(request())->rdma);
+  ::setenv("PS_NETWORK_MBIT", "1000", 1);
+  EXPECT_EQ(choose_network(request())->mbit, 1000u);
+  ::setenv("PS_P2P_STORE_RDMA_DEVICES", "mlx5_9", 1);
+  EXPECT_THAT(choose_network(request()).status().message(), HasSubstr("mlx5_9"));
+}
+
+TEST_F(FakeHost, WithoutRdmaTheFilterOfNcclCountsForNothing) {
+  ::setenv("NCCL_IB_HCA", "mlx5", 1);
+  const auto choice = choose_network(request());
+  ASSERT_TRUE(choice.is_ok()) << choice.status().to_string();
+  EXPECT_FALSE(choice->rdma);
+  EXPECT_THAT(choice->devices, ElementsAre("lo"));
+  EXPECT_EQ(choice->limit, "") << "nobody has named an interface";
+}
+
+TEST_F(FakeHost, AddressesAreGivenOrFollowTheRoute) {
+  EXPECT_EQ(own_address("", "127.0.0.1")->address, "127.0.0.1");
+  EXPECT_EQ(own_address("", "127.0.0.1")->interface, "lo");
+  EXPECT_EQ(own_address("lo", "")->interface, "lo");
+  EXPECT_EQ(own_address("127.0.0.1", "no.such.host.invalid")->reason, "given");
+  ::setenv("PS_HOST_IP", "127.0.0.1", 1);
+  EXPECT_EQ(own_address("", "10.0.0.1")->reason, "PS_HOST_IP");
+  EXPECT_EQ(choose_network(request())->limit, "lo") << "the user has named it";
+  const auto wrong = own_address("203.0.113.9", "");
+  EXPECT_EQ(wrong.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(wrong.status().message(), HasSubstr("127.0.0.1"));
+  ::unsetenv("PS_HOST_IP");
+  const auto none = own_address("", "no.such.host.invalid");
+  ASSERT_TRUE(none.is_ok()) << "a host without a route runs single-host jobs";
+  EXPECT_EQ(none->address, "");
+}
+
+TEST_F(FakeHost, AddressesOfVersionSix) {
+  const auto own = own_address("::1", "");
+  if (!own.is_ok()) GTEST_SKIP() << "this host has no IPv6 loopback";
+  EXPECT_EQ(own->interface, "lo");
+  EXPECT_EQ(own_address("[0:0:0:0:0:0:0:1]", "")->address, "::1");
+  EXPECT_EQ(own_address("", "::1")->address, "::1");
+}
+
+}  // namespace
+}  // namespace ckpt

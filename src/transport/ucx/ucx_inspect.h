@@ -1,0 +1,20 @@
+// What the UCX of this machine can do, for people.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint_engine/status.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace ckpt {
+
+struct UcxAbilities {
+  std::string version;
+  std::vector<std::string> resources;  ///< transport/device, e.g. "tcp/eth0", "rc_mlx5/mlx5_0:1"
+};
+
+/// kUnsupported as make_ucx_transport.
+Result<UcxAbilities> inspect_ucx(const UcxOptions& options);
+
+}  // namespace ckpt

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <ctime>
 #include <thread>
 
 #include "base/strings.h"
@@ -570,6 +571,32 @@ TEST(UcxTransport, ClosingARegionDoesNotWaitForAReaderThatIsStopped) {
   std::fill(memory.begin(), memory.end(), std::byte{0xff});
   stopped->resume();
   EXPECT_EQ(stopped->mismatches(), 0u);
+}
+
+double cpu_seconds() {
+  timespec used{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+// UCX's TCP asks for room in the socket until the peer has answered the connection, and gets it at
+// once.
+TEST(UcxTransport, LeavesTheProcessorToAnOwnerThatHasNotAnsweredYet) {
+  const auto owner = testing::start_owner_process("ucx");
+  const auto descriptor = owner->descriptor();
+  const auto reader = make_ucx("reader");
+  auto peer = reader->connect(descriptor, {}, soon());
+  ASSERT_TRUE(peer.is_ok());
+  owner->stop();
+  ASSERT_TRUE(reader->signal(**peer, std::vector<std::byte>(1)).is_ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // to make its worker
+  constexpr std::chrono::milliseconds kWait{300};
+  const double before = cpu_seconds();
+  std::this_thread::sleep_for(kWait);
+  // Of the processor, not of the clock: a busy machine only makes it less.
+  EXPECT_LT(cpu_seconds() - before, 0.25 * std::chrono::duration<double>(kWait).count());
+  owner->resume();
+  EXPECT_EQ(owner->signals(1).size(), 1u);
 }
 
 TEST(UcxTransport, IsViableHere) {

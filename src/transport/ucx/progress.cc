@@ -1,8 +1,10 @@
 #include "transport/ucx/progress.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <future>
@@ -12,6 +14,12 @@ namespace {
 
 /// How long stop() waits for connections that are being closed.
 constexpr std::chrono::seconds kStopPatience{2};
+/// A worker's descriptor may stay readable although there is nothing to do: UCX's TCP waits for
+/// room in a socket that has room until its peer has answered the connection. After so many rounds
+/// without work the thread looks at such workers in steps, lest it takes the processor that the
+/// peer needs.
+constexpr int kFruitlessRounds = 100;
+constexpr std::chrono::milliseconds kFruitlessStep{1};
 
 }  // namespace
 
@@ -120,7 +128,6 @@ bool Progress::run_ready() {
   bool worked = false;
   if (has_posted_.load(std::memory_order_acquire)) {
     std::vector<Task> tasks;
-    wake_.clear();
     {
       const std::lock_guard lock(mutex_);
       tasks.swap(posted_);
@@ -167,12 +174,21 @@ bool Progress::drive_workers() {
 
 void Progress::sleep() {
   const int timeout = timers_.empty() ? -1 : Deadline::at(timers_.begin()->first.first).poll_ms();
+  if (++fruitless_ > kFruitlessRounds) {
+    pollfd posted{wake_.fd(), POLLIN, 0};
+    const int step = static_cast<int>(kFruitlessStep.count());
+    ::poll(&posted, 1, timeout < 0 ? step : std::min(timeout, step));
+  }
   std::array<epoll_event, 32> events;
   const int count =
       ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
   for (int i = 0; i < count; ++i) {
-    const auto found = workers_.find(events[static_cast<std::size_t>(i)].data.fd);
-    if (found == workers_.end()) continue;  // the wake-up
+    const int fd = events[static_cast<std::size_t>(i)].data.fd;
+    // Cleared where it is seen and nowhere else: who posts sets it after the task may have run, and
+    // a wake-up that nobody clears would end every later sleep at once.
+    if (fd == wake_.fd()) wake_.clear();
+    const auto found = workers_.find(fd);
+    if (found == workers_.end()) continue;
     if (const auto worker = found->second.worker.lock()) activate(worker);
   }
 }
@@ -182,6 +198,7 @@ void Progress::loop() {
   while (!stopped()) {
     bool worked = run_ready();
     worked |= drive_workers();
+    if (worked) fruitless_ = 0;
     if (!worked && active_.empty() && deferred_.empty()) sleep();
   }
 }

@@ -92,6 +92,7 @@ class Progress {
   std::map<TimerKey, Task> timers_;
   std::uint64_t next_timer_ = 0;
   int endpoints_ = 0;
+  int fruitless_ = 0;  // sleeps since there was work
   std::optional<Deadline> stop_by_;
 
   std::mutex join_mutex_;

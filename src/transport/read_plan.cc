@@ -30,7 +30,7 @@ Status check_ranges(std::span<const ReadRange> ranges, std::span<const RemoteReg
   return Status::ok();
 }
 
-std::vector<ReadRequest> plan_requests(std::span<const ReadRange> ranges) {
+std::vector<ReadRequest> plan_requests(std::span<const ReadRange> ranges, std::uint64_t grain) {
   std::vector<ReadRequest> requests;
   bool gathering = false;
   const auto add = [&](const ReadRange& piece) {
@@ -46,7 +46,7 @@ std::vector<ReadRequest> plan_requests(std::span<const ReadRange> ranges) {
   for (ReadRange rest : ranges) {
     while (rest.bytes > 0) {
       ReadRange piece = rest;
-      piece.bytes = std::min(rest.bytes, kReadGrain - rest.offset % kReadGrain);
+      piece.bytes = std::min(rest.bytes, grain - rest.offset % grain);
       add(piece);
       rest.offset += piece.bytes;
       rest.destination = static_cast<std::byte*>(rest.destination) + piece.bytes;

@@ -10,6 +10,7 @@ namespace {
 TEST(ReadPlan, CoversTheRangesInOrderAndCrossesNoGrain) {
   std::mt19937_64 random(1);
   for (int round = 0; round < 200; ++round) {
+    const std::uint64_t grain = round % 2 ? kReadGrain : kEagerBytes;
     std::vector<std::byte> base(1);
     std::vector<ReadRange> ranges;
     std::uint64_t at = 0;
@@ -20,17 +21,17 @@ TEST(ReadPlan, CoversTheRangesInOrderAndCrossesNoGrain) {
     }
     std::size_t range = 0;
     std::uint64_t within = 0;
-    for (const ReadRequest& request : plan_requests(ranges)) {
+    for (const ReadRequest& request : plan_requests(ranges, grain)) {
       ASSERT_FALSE(request.pieces.empty());
       ASSERT_LE(request.pieces.size(), kGatherPieces);
-      ASSERT_LE(request.bytes, request.pieces.size() == 1 ? kReadGrain : kGatherBytes);
+      ASSERT_LE(request.bytes, request.pieces.size() == 1 ? grain : kGatherBytes);
       std::uint64_t sum = 0;
       for (const ReadRange& piece : request.pieces) {
         while (within == ranges[range].bytes) ++range, within = 0;
         ASSERT_EQ(piece.offset, ranges[range].offset + within);
         ASSERT_EQ(piece.destination, static_cast<std::byte*>(ranges[range].destination) + within);
         ASSERT_GT(piece.bytes, 0u);
-        ASSERT_EQ(piece.offset / kReadGrain, (piece.offset + piece.bytes - 1) / kReadGrain);
+        ASSERT_EQ(piece.offset / grain, (piece.offset + piece.bytes - 1) / grain);
         within += piece.bytes;
         sum += piece.bytes;
       }

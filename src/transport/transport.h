@@ -54,8 +54,8 @@ struct ReadRange {
   std::uint64_t bytes = 0;
 };
 
-/// Another process, known by its descriptor. Connected by the first use. Must not outlive its
-/// transport. All methods from any thread.
+/// Another process, known by its descriptor. Connected in the background, by the first use at the
+/// latest. Must not outlive its transport. All methods from any thread.
 class Peer {
  public:
   /// As close().

@@ -9,6 +9,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <utility>
 
@@ -67,6 +68,23 @@ Status set(const Config& config, const char* name, const std::string& value) {
   return invalid_argument(concat("ucx refuses ", variable, "=", value, ": ", ucs_text(status)));
 }
 
+/// Room for kEagerBytes behind the headers of UCX.
+constexpr const char* kTcpSegment = "260K";
+static_assert(kEagerBytes == 256 << 10);
+
+/// Whether data goes over TCP: there is no RDMA device, or none that is asked for.
+bool only_tcp(const UcxOptions& options) {
+  const std::string devices = env_string("UCX_NET_DEVICES").value_or(options.net_devices);
+  std::error_code error;
+  if (devices.empty() || devices == "all") {
+    return std::filesystem::is_empty("/sys/class/infiniband", error) || error;
+  }
+  const std::vector<std::string> names = split(devices, ',');
+  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+    return std::filesystem::exists("/sys/class/net/" + name, error);
+  });
+}
+
 /// Without these TCP sends 8 KiB at a time. Not worth failing for.
 void set_tcp_segments(const Config& config) {
   unsigned major = 0, minor = 0, patch = 0;
@@ -76,7 +94,7 @@ void set_tcp_segments(const Config& config) {
   for (const char* name : {"TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"}) {
     if (env_string(concat("UCX_", name).c_str())) continue;
     const char* key = prefixed ? name : name + std::strlen("TCP_");
-    if (ucp_config_modify(config.get(), key, "256K") != UCS_OK) {
+    if (ucp_config_modify(config.get(), key, kTcpSegment) != UCS_OK) {
       log_debug("transport: ucx ", major, ".", minor, " refuses ", name);
     }
   }
@@ -129,7 +147,8 @@ Result<std::shared_ptr<Context>> Context::create(const UcxOptions& options) {
                               "; check UCX_TLS, UCX_NET_DEVICES and the devices given (",
                               quoted(options.net_devices), ")"));
   }
-  return std::shared_ptr<Context>(new Context(context));
+  return std::shared_ptr<Context>(
+      new Context(context, only_tcp(options) ? kEagerBytes : kReadGrain));
 }
 
 Context::~Context() { ucp_cleanup(context_); }

@@ -26,14 +26,18 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   ucp_context* get() const { return context_; }
+  /// What reads are best cut into on the network that is used.
+  std::uint64_t read_grain() const { return read_grain_; }
   /// Pins [data, data + bytes) for the devices that want that, in pieces of at most `piece_bytes`,
   /// smaller ones where the device refuses. Nothing stays pinned after an error.
   Result<std::vector<ucp_mem*>> pin(void* data, std::uint64_t bytes);
   void unpin(const std::vector<ucp_mem*>& pieces);
 
  private:
-  explicit Context(ucp_context* context) : context_(context) {}
-  ucp_context* context_;
+  Context(ucp_context* context, std::uint64_t read_grain)
+      : context_(context), read_grain_(read_grain) {}
+  ucp_context* const context_;
+  const std::uint64_t read_grain_;
 };
 
 }  // namespace ckpt::ucx

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/strings.h"
+#include "transport/read_plan.h"
 #include "transport/ucx/wire_ids.h"
 
 namespace ckpt::ucx {
@@ -95,7 +96,7 @@ void Endpoint::send_data(const DataHeader& header, const void* data, std::uint64
                          Done done) {
   submit(kDataId,
          std::make_unique<Outgoing>(Outgoing{state_->progress, header, {}, std::move(done)}), data,
-         bytes, UCP_AM_SEND_FLAG_RNDV);
+         bytes, bytes <= kEagerBytes ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV);
 }
 
 void Endpoint::send_copy(const DataHeader& header, std::vector<std::byte> data) {

@@ -65,7 +65,12 @@ class Reader {
   void on_data(Arrival& arrival);
   /// A message of an owner: Refusal or Served.
   void on_message(const Message& message);
-  void add_peer(const std::shared_ptr<PeerState>& peer) { peers_[peer->connection] = peer; }
+  /// Begins to connect at once, so that peers that are made together connect side by side and not
+  /// each when it is first used.
+  void add_peer(const std::shared_ptr<PeerState>& peer) {
+    peers_[peer->connection] = peer;
+    connect(peer);
+  }
 
  private:
   bool connect(const std::shared_ptr<PeerState>& peer);

@@ -218,7 +218,7 @@ class UcxTransport final : public Transport {
       conclude(state, Status::ok());
       return handle;
     }
-    state->requests = plan_requests(ranges);
+    state->requests = plan_requests(ranges, engine_->context->read_grain());
     if (!engine_->progress->post(
             [engine = engine_.get(), state] { engine->reader->start(state); })) {
       state->finish(closed_error());

@@ -161,13 +161,31 @@ Status EngineClient::after_vllm_update(const EngineUpdateOptions& options, Deadl
   if (options.reset_prefix_cache) {
     CKPT_RETURN_IF_ERROR(call("POST", "/reset_prefix_cache", "", deadline, abort).status());
   }
-  // The weight transfer's last call has set it already.
-  if (options.weight_version && kind_ == EngineKind::kVllm) {
-    const json body = {{"new_version", *options.weight_version}};
-    CKPT_RETURN_IF_ERROR(
-        call("POST", "/update_weight_version", dump(body), deadline, abort).status());
+  if (!options.weight_version) return Status::ok();
+  if (kind_ == EngineKind::kVllmNative) {
+    return check_version(*options.weight_version, deadline, abort);
   }
-  return Status::ok();
+  const json body = {{"new_version", *options.weight_version}};
+  return call("POST", "/update_weight_version", dump(body), deadline, abort).status();
+}
+
+// The weight transfer's last call has set it, in a vLLM that keeps one; an older one takes no
+// notice of it.
+Status EngineClient::check_version(const std::string& version, Deadline deadline,
+                                   const AbortSignal& abort) const {
+  const HttpRequest request{"GET", "/weight_info", {}, bearer_token_};
+  CKPT_ASSIGN_OR_RETURN(const HttpResponse response,
+                        http_request(endpoint_, request, deadline, abort));
+  if (response.status == 404 || response.status == 405) {
+    log_warning(endpoint_.to_string(), ": this vLLM keeps no weight version");
+    return Status::ok();
+  }
+  CKPT_RETURN_IF_ERROR(check_answer(kind_, endpoint_, request, response));
+  const json body = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
+  const json kept = body.is_object() ? body.value("weight_version", json()) : json();
+  if (kept == version) return Status::ok();
+  return protocol_error(concat(engine_name(kind_), " at ", endpoint_.to_string(),
+                               ": calls its weights ", dump(kept), ", not ", quoted(version)));
 }
 
 Status EngineClient::update_sglang(const std::map<std::string, std::string>& addresses,

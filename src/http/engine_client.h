@@ -67,6 +67,8 @@ class EngineClient {
                                    const AbortSignal& abort) const;
   Status start_session(const char* path, Deadline deadline, const AbortSignal& abort) const;
   Result<bool> has_draft_model(Deadline deadline, const AbortSignal& abort) const;
+  Status check_version(const std::string& version, Deadline deadline,
+                       const AbortSignal& abort) const;
   Status after_vllm_update(const EngineUpdateOptions& options, Deadline deadline,
                            const AbortSignal& abort) const;
 

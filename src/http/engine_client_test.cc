@@ -111,6 +111,7 @@ class WeightTransferTest : public EngineClientTest {
                              "/update_weights", "/finish_weight_update"}) {
       server_.script(path, {.body = R"({"message":"ok"})"});
     }
+    server_.script("/weight_info", {.body = R"({"weight_version":"7"})"});
   }
   Status update(const EngineUpdateOptions& options = {}) {
     return EngineClient(EngineKind::kVllmNative, server_.endpoint())
@@ -123,7 +124,7 @@ TEST_F(WeightTransferTest, CarriesAddressesAndSetsTheVersionLast) {
   ASSERT_TRUE(status.is_ok()) << status.message();
   EXPECT_THAT(paths(),
               ElementsAre("/init_weight_transfer_engine", "/collective_rpc", "/start_weight_update",
-                          "/update_weights", "/finish_weight_update"));
+                          "/update_weights", "/finish_weight_update", "/weight_info"));
   EXPECT_EQ(json::parse(server_.requests().at(3).body),
             (json{{"update_info", {{"addresses", kAddresses}}}}));
   EXPECT_EQ(json::parse(server_.requests().at(4).body), (json{{"weight_version", "7"}}));
@@ -137,9 +138,22 @@ TEST_F(WeightTransferTest, ADraftModelHasASessionOfItsOwn) {
   EXPECT_THAT(paths(),
               ElementsAre("/init_weight_transfer_engine", "/collective_rpc", "/start_weight_update",
                           "/update_weights", "/finish_weight_update", "/start_draft_weight_update",
-                          "/update_weights", "/finish_weight_update"));
+                          "/update_weights", "/finish_weight_update", "/weight_info"));
   EXPECT_EQ(json::parse(server_.requests().at(4).body), (json{{"weight_version", nullptr}}));
-  EXPECT_EQ(json::parse(server_.requests().back().body), (json{{"weight_version", "7"}}));
+  EXPECT_EQ(json::parse(server_.requests().at(7).body), (json{{"weight_version", "7"}}));
+}
+
+TEST_F(WeightTransferTest, AVersionThatWasNotTakenIsAnErrorUnlessNoneIsKept) {
+  EXPECT_THAT(update({.weight_version = "8"}).message(),
+              AllOf(HasSubstr("the weights are in place"), HasSubstr("\"7\", not \"8\"")));
+  ScriptedServer old;
+  for (const char* path : {"/init_weight_transfer_engine", "/start_weight_update",
+                           "/update_weights", "/finish_weight_update"}) {
+    old.script(path, {});
+  }
+  const Status status = EngineClient(EngineKind::kVllmNative, old.endpoint())
+                            .update_weights(kAddresses, {.weight_version = "8"}, soon(), abort_);
+  EXPECT_TRUE(status.is_ok()) << status.message();
 }
 
 TEST_F(WeightTransferTest, ASessionThatWasLeftOpenIsFinishedFirst) {

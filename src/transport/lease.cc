@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 
 #include "base/strings.h"
@@ -86,25 +87,50 @@ std::vector<std::string> LeaseTable::wait_until_free(std::uint64_t door, Deadlin
   }
 }
 
+namespace {
+
+/// One look at every door, under way.
+class Knock {
+ public:
+  Knock(Transport& transport, std::span<const Door> doors, Deadline deadline)
+      : doors_(doors), deadline_(deadline), shown_(doors.size(), 0) {
+    for (std::size_t i = 0; i < doors.size(); ++i) {
+      const ReadRange range{doors[i].region, 0, &shown_[i], sizeof(shown_[i])};
+      reads_.push_back(transport.read(*doors[i].peer, {&range, 1}, deadline));
+    }
+  }
+
+  bool answered() const {
+    return std::ranges::all_of(reads_, [](const auto& read) { return read->done(); });
+  }
+
+  /// Blocks until all doors have answered, or their time is over.
+  std::vector<Status> outcomes(AbortSignal* abort) {
+    std::vector<Status> outcomes;
+    for (std::size_t i = 0; i < doors_.size(); ++i) {
+      Status status = reads_[i]->wait(deadline_, abort);
+      if (status.is_ok() && shown_[i] != doors_[i].epoch) {
+        status = failed_precondition(concat(doors_[i].peer->label(),
+                                            " has registered something else since the metas were "
+                                            "made: load them anew"));
+      }
+      outcomes.push_back(std::move(status));
+    }
+    return outcomes;
+  }
+
+ private:
+  const std::span<const Door> doors_;
+  const Deadline deadline_;
+  std::vector<std::uint64_t> shown_;
+  std::vector<std::unique_ptr<Read>> reads_;  // end before what they write to
+};
+
+}  // namespace
+
 std::vector<Status> knock(Transport& transport, std::span<const Door> doors, Deadline deadline,
                           AbortSignal* abort) {
-  std::vector<std::uint64_t> shown(doors.size(), 0);
-  std::vector<std::unique_ptr<Read>> reads;  // end before what they write to
-  for (std::size_t i = 0; i < doors.size(); ++i) {
-    const ReadRange range{doors[i].region, 0, &shown[i], sizeof(shown[i])};
-    reads.push_back(transport.read(*doors[i].peer, {&range, 1}, deadline));
-  }
-  std::vector<Status> outcomes;
-  for (std::size_t i = 0; i < doors.size(); ++i) {
-    Status status = reads[i]->wait(deadline, abort);
-    if (status.is_ok() && shown[i] != doors[i].epoch) {
-      status = failed_precondition(concat(doors[i].peer->label(),
-                                          " has registered something else since the metas were "
-                                          "made: load them anew"));
-    }
-    outcomes.push_back(std::move(status));
-  }
-  return outcomes;
+  return Knock(transport, doors, deadline).outcomes(abort);
 }
 
 LeaseKeeper::~LeaseKeeper() {
@@ -136,17 +162,22 @@ void LeaseKeeper::tell_all(LeaseSignal::Kind kind) {
 }
 
 void LeaseKeeper::renew(const std::vector<Door>& doors) {
+  // The owners' hub is not ours: that their doors are shown is how we hear that they live. The
+  // answer may stand behind much data; the lease is renewed meanwhile.
+  std::optional<Knock> asked;
   while (true) {
     const auto stopped = wait_readable(stop_.fd(), Deadline::after(kLeaseTime / 4));
     if (!stopped || *stopped) return;
     tell_all(LeaseSignal::Kind::kTake);
-    // The owners' hub is not ours: this is how we hear that they live. That one has closed its door
-    // is no loss: what it has lent it keeps for those inside.
-    for (const Status& status : knock(transport_, doors, Deadline::after(silence_), &stop_)) {
+    if (!asked) asked.emplace(transport_, doors, Deadline::after(silence_));
+    if (!asked->answered()) continue;
+    for (const Status& status : asked->outcomes(&stop_)) {
+      // A closed door is no loss: what its owner has lent it keeps for those inside.
       if (status.is_ok() || status.code() == StatusCode::kNotFound) continue;
       if (!stop_.raised() && on_lost_) on_lost_(status);
       return;
     }
+    asked.reset();
   }
 }
 

@@ -323,3 +323,39 @@ def test_other_threads_run_while_an_update_waits(server):
 
 def test_the_version_is_the_programs():
     assert f"VERSION {checkpoint_engine.__version__}" in (ROOT / "CMakeLists.txt").read_text()
+
+
+def test_ctrl_c_ends_a_worker_that_waits():
+    job, port = f"worker-ctrl-c-{os.getpid()}", free_port()
+    failed, addresses, have_address, interrupted = [], {}, threading.Event(), threading.Event()
+
+    def rank(number):
+        with ParameterServer(rank=number, world_size=2, master_addr="127.0.0.1", master_port=port, device="host",
+                             job=job) as server:
+            server.register_checkpoint("c", named_tensors=make_tensors() if number == 0 else {})
+            server.gather_metas("c")
+
+            def request(entries):
+                if number == 0:
+                    addresses.update(entries)
+                    have_address.set()
+                else:
+                    interrupted.wait(60)
+                    raise RuntimeError("that is all")
+
+            with pytest.raises(checkpoint_engine.CheckpointEngineError, match="that is all|interrupted|KeyboardInterrupt"):
+                server.update("c", request, timeout=60)
+            failed.append(number)
+
+    ranks = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in ranks:
+        thread.start()
+    assert have_address.wait(60)
+    # The worker of rank 1 never comes, so that this one waits for the end when it has loaded everything.
+    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        update_weights_from_ipc(None, addresses["CPU-0"], None, run=lambda weights: interrupt.start())
+    interrupted.set()
+    for thread in ranks:
+        thread.join(60)
+    assert sorted(failed) == [0, 1]

@@ -37,10 +37,11 @@ class DeviceBuffer {
   virtual void close_to_others() = 0;
 };
 
-/// A piece of a buffer whose digest sum (checkpoint/digest.h, first word index 0) is wanted.
+/// A piece of a buffer whose digest sum (checkpoint/digest.h) is wanted.
 struct DigestRequest {
   const std::byte* data;
   std::uint64_t bytes;
+  std::uint64_t first_word = 0;  ///< index of its first word in what is digested
 };
 
 /// An ordered queue of copies. One thread uses it at a time. The destructor waits for what is
@@ -51,6 +52,8 @@ class CopyStream {
   using Ticket = std::uint64_t;
 
   virtual ~CopyStream() = default;
+  /// What others queue work on: a cudaStream_t; null on host, where nothing is queued.
+  virtual void* native_handle() { return nullptr; }
   /// Queues a copy in any direction between host, device and opened peer memory. Host memory must
   /// be pinned (Device::pin) to overlap, and must not span two separately pinned pieces. The host
   /// device copies at once.
@@ -88,6 +91,9 @@ class Device {
   virtual Result<DeviceMemory> memory() = 0;
   /// The NUMA node whose host memory is nearest; -1 where there is no such node or it is unknown.
   virtual int numa_node() const { return -1; }
+  /// True for memory of a device, which the processor cannot read: of this one, or one that its
+  /// streams copy from.
+  virtual bool holds(const std::byte*) const { return false; }
   /// Memory that other processes of this host can open. `name` must be new on this host (host: in
   /// /dev/shm).
   virtual Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,

@@ -41,7 +41,7 @@ struct LoadOptions {
   std::function<void(std::uint64_t bytes_done)> progress;
 };
 
-/// All three fill a pool that nobody reads yet, and return the digest sums of the tensors in the
+/// All of these fill a pool that nobody reads yet, and return the digest sums of the tensors in the
 /// order given. Tensors must not overlap, but need not be sorted. After an error (kAborted's cause,
 /// kDeadlineExceeded, kIo, kDataLoss) the pool's content is undefined and pinned pieces stay
 /// pinned.
@@ -53,6 +53,12 @@ Result<TensorSums> load_files(HostPool& pool, std::span<const PoolTensor> tensor
 /// Copies `sources[i]` (CPU memory of `tensors[i].bytes` bytes) into `tensors[i]`.
 Result<TensorSums> load_memory(HostPool& pool, std::span<const PoolTensor> tensors,
                                std::span<const std::byte* const> sources,
+                               const LoadOptions& options);
+/// Copies `sources[i]` (memory of `device`) into `tensors[i]` at the speed of its copy engines,
+/// into pieces that are pinned for it whether LoadOptions::pin says so or not, and digests it where
+/// it lies.
+Result<TensorSums> load_device(HostPool& pool, std::span<const PoolTensor> tensors,
+                               std::span<const std::byte* const> sources, Device& device,
                                const LoadOptions& options);
 /// Digests tensors that lie in the pool: those of files that are used in place.
 Result<TensorSums> digest_in_place(HostPool& pool, std::span<const PoolTensor> tensors,

@@ -20,6 +20,31 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::uint64_t kMiB = 1 << 20;
 
+/// CPU memory as a device of its own.
+class DeviceOfPins final : public Device {
+ public:
+  DeviceKind kind() const override { return inner_->kind(); }
+  std::string uuid() const override { return inner_->uuid(); }
+  std::string name() const override { return inner_->name(); }
+  Result<DeviceMemory> memory() override { return inner_->memory(); }
+  Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,
+                                                 const std::string& name) override {
+    return inner_->allocate(bytes, name);
+  }
+  Result<std::unique_ptr<DeviceBuffer>> open(const BufferHandle& handle) override {
+    return inner_->open(handle);
+  }
+  Result<std::unique_ptr<CopyStream>> make_stream() override { return inner_->make_stream(); }
+  Result<std::unique_ptr<PinnedRange>> pin(std::byte* data, std::uint64_t bytes) override {
+    if (refuses) return resource_exhausted("locked memory");
+    return inner_->pin(data, bytes);
+  }
+  bool refuses = false;
+
+ private:
+  const std::shared_ptr<Device> inner_ = make_host_device();
+};
+
 /// A device of which only pin() is used: notes what it pinned, and can refuse.
 class PinningDevice final : public Device {
  public:
@@ -141,6 +166,42 @@ TEST_F(LoadTest, MemoryArrivesWithItsDigests) {
     ASSERT_TRUE(sums.is_ok()) << sums.status().to_string();
     expect_loaded(*pool, *sums);
   }
+}
+
+TEST_F(LoadTest, DeviceMemoryArrivesWithItsDigestsInPinnedPieces) {
+  DeviceOfPins device;
+  for (const int threads : {1, 4}) {
+    const auto pool = *HostPool::create(pool_bytes_, {.piece_bytes = 2 * kMiB});
+    const auto sums = load_device(*pool, tensors_, pointers_, device, options(threads));
+    ASSERT_TRUE(sums.is_ok()) << sums.status().to_string();
+    expect_loaded(*pool, *sums);
+    for (std::size_t piece = 0; piece < pool->pieces().size(); ++piece) {
+      EXPECT_TRUE(pool->pinned(piece)) << piece;
+    }
+  }
+}
+
+TEST_F(LoadTest, DeviceMemoryLeavesWhatLiesBesideIt) {
+  DeviceOfPins device;
+  const auto pool = *HostPool::create(pool_bytes_, {.piece_bytes = 2 * kMiB});
+  constexpr std::size_t kFromMemory = 9;  // within the first piece, whose rest follows
+  const auto memory = load_memory(*pool, std::span(tensors_).first(kFromMemory),
+                                  std::span(pointers_).first(kFromMemory), options());
+  const auto rest = load_device(*pool, std::span(tensors_).subspan(kFromMemory),
+                                std::span(pointers_).subspan(kFromMemory), device, options());
+  ASSERT_TRUE(memory.is_ok() && rest.is_ok());
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const std::byte* loaded = pool->pointer(tensors_[i].pool_offset);
+    EXPECT_TRUE(std::equal(data_[i].begin(), data_[i].end(), loaded)) << tensors_[i].name;
+  }
+}
+
+TEST_F(LoadTest, ARefusedPinEndsALoadFromTheDevice) {
+  DeviceOfPins device;
+  device.refuses = true;
+  const auto pool = *HostPool::create(pool_bytes_, {.piece_bytes = 2 * kMiB});
+  const auto sums = load_device(*pool, tensors_, pointers_, device, options());
+  EXPECT_EQ(sums.status().code(), StatusCode::kResourceExhausted) << sums.status().to_string();
 }
 
 TEST_F(LoadTest, FilesAndMemoryShareOnePool) {

@@ -9,9 +9,9 @@
 namespace ckpt {
 
 RegistrationContext CheckpointRegistry::context() {
-  return {device_,     job_.transport(), job_.leases(),           shared_pool_,
-          job_.rank(), registrations_,   job_.host_id(),          job_.network(),
-          threads_,    timeout_seconds_, reader_patience_seconds_};
+  return {device_,        job_.transport(), job_.leases(),    shared_pool_,
+          reclaimer_,     job_.rank(),      registrations_,   job_.host_id(),
+          job_.network(), threads_,         timeout_seconds_, reader_patience_seconds_};
 }
 
 Status CheckpointRegistry::add(const std::string& name, const Registration& part) {
@@ -21,6 +21,8 @@ Status CheckpointRegistry::add(const std::string& name, const Registration& part
                concat("checkpoint ", quoted(name), " is registered already; unregister it first"))
         .on_rank(job_.rank());
   }
+  // Both at once might not fit.
+  reclaimer_.wait();
   ++registrations_;
   auto registered = RegisteredCheckpoint::create(name, part, context());
   if (!registered) {

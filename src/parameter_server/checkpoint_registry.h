@@ -8,6 +8,7 @@
 
 #include "checkpoint/catalog.h"
 #include "checkpoint_engine/parameter_server.h"
+#include "memory/pool_reclaimer.h"
 #include "memory/shared_pool.h"
 #include "parameter_server/job_membership.h"
 #include "parameter_server/metas_exchange.h"
@@ -30,7 +31,8 @@ class CheckpointRegistry {
 
   /// A name that is there already is refused and stays as it is.
   Status add(const std::string& name, const Registration& part);
-  /// Waits for readers of other jobs. What was gathered of it is forgotten.
+  /// The memory goes back to the system in the background; the next add() waits for that. Waits
+  /// for readers of other jobs. What was gathered of it is forgotten.
   Status remove(const std::string& name, bool force);
   void clear() { checkpoints_.clear(); }
   /// What this rank holds of `name`; null: nothing.
@@ -55,6 +57,7 @@ class CheckpointRegistry {
   const double timeout_seconds_;
   const double reader_patience_seconds_;
   SharedPool shared_pool_;
+  PoolReclaimer reclaimer_;
   std::uint64_t registrations_ = 0;
   std::map<std::string, std::unique_ptr<RegisteredCheckpoint>> checkpoints_;
   MetasExchange exchange_;

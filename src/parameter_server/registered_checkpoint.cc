@@ -99,10 +99,10 @@ Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>
 
 Status RegisteredCheckpoint::load(const std::vector<Source>& sources) {
   // One list for each way in; `digest_at[k]` says to which tensor result k belongs.
-  std::vector<PoolTensor> from_files, from_memory, in_place;
+  std::vector<PoolTensor> from_files, from_memory, from_device, in_place;
   std::vector<FileSource> files;
-  std::vector<const std::byte*> memory;
-  std::vector<std::size_t> file_at, memory_at, in_place_at;
+  std::vector<const std::byte*> memory, on_device;
+  std::vector<std::size_t> file_at, memory_at, device_at, in_place_at;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const Source& source = sources[i];
     const PoolTensor tensor{source.info.name, source.info.bytes, source.pool_offset};
@@ -113,6 +113,10 @@ Status RegisteredCheckpoint::load(const std::vector<Source>& sources) {
       from_files.push_back(tensor);
       files.push_back({source.file->path, source.file->file_offset});
       file_at.push_back(i);
+    } else if (source.info.bytes > 0 && context_.device.holds(source.memory->data)) {
+      from_device.push_back(tensor);
+      on_device.push_back(source.memory->data);
+      device_at.push_back(i);
     } else {
       from_memory.push_back(tensor);
       memory.push_back(source.memory->data);
@@ -133,6 +137,11 @@ Status RegisteredCheckpoint::load(const std::vector<Source>& sources) {
   if (!from_memory.empty()) {
     CKPT_ASSIGN_OR_RETURN(const TensorSums sums, load_memory(*pool_, from_memory, memory, options));
     keep(sums, memory_at);
+  }
+  if (!from_device.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const TensorSums sums,
+                          load_device(*pool_, from_device, on_device, context_.device, options));
+    keep(sums, device_at);
   }
   if (!in_place.empty()) {
     CKPT_ASSIGN_OR_RETURN(const TensorSums sums, digest_in_place(*pool_, in_place, options));
@@ -201,6 +210,7 @@ RegisteredCheckpoint::~RegisteredCheckpoint() {
   send_readers_away();
   regions_.clear();
   if (uses_shared_pool_) context_.shared_pool.give_back(name_);
+  if (own_pool_) context_.reclaimer.reclaim(std::move(own_pool_));
 }
 
 Result<InstanceData> RegisteredCheckpoint::instance_data() const {

@@ -10,6 +10,7 @@
 #include "checkpoint/metas.h"
 #include "checkpoint_engine/parameter_server.h"
 #include "memory/host_pool.h"
+#include "memory/pool_reclaimer.h"
 #include "memory/shared_pool.h"
 #include "transport/lease.h"
 #include "transport/transport.h"
@@ -22,6 +23,7 @@ struct RegistrationContext {
   Transport* transport;  ///< null: nobody else can read the pool
   LeaseTable& leases;
   SharedPool& shared_pool;
+  PoolReclaimer& reclaimer;
   int rank;
   std::uint64_t epoch;  ///< of this registration
   std::string host_id;
@@ -38,7 +40,8 @@ class RegisteredCheckpoint {
                                                               const Registration& part,
                                                               const RegistrationContext& context);
   /// Takes no more readers of other jobs, waits for those that hold a lease, and ends their reads
-  /// when its patience is over.
+  /// when its patience is over. The
+  /// memory goes back by the reclaimer.
   ~RegisteredCheckpoint();
 
   const HostPool& pool() const { return *pool_; }

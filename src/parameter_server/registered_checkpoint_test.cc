@@ -57,8 +57,10 @@ TEST(RegisteredCheckpoint, ARankWhoseMemoryCannotBeReadServesItsHostAllTheSame) 
     FullDevice network(room);
     LeaseTable leases;
     SharedPool shared_pool;
+    PoolReclaimer reclaimer;
     const RegistrationContext context{
-        *device, network.transport.get(), leases, shared_pool, 0, 7, "host", {}, 1, 30, 1};
+        *device, network.transport.get(), leases, shared_pool, reclaimer, 0, 7, "host", {}, 1, 30,
+        1};
     auto checkpoint = RegisteredCheckpoint::create("c", part, context);
     ASSERT_TRUE(checkpoint.is_ok()) << checkpoint.status().to_string();
     EXPECT_FALSE(std::filesystem::exists(path)) << "used in place";

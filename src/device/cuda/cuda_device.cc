@@ -124,6 +124,14 @@ class CudaDevice final : public Device {
     return DeviceMemory{.free_bytes = free, .total_bytes = total};
   }
 
+  bool holds(const std::byte* data) const override {
+    cudaPointerAttributes attributes{};
+    if (::cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+      ::cudaGetLastError();
+      return false;
+    }
+    return attributes.type == cudaMemoryTypeDevice;
+  }
   Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,
                                                  const std::string& name) override;
   Result<std::unique_ptr<DeviceBuffer>> open(const BufferHandle& handle) override;

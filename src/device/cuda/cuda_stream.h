@@ -18,6 +18,7 @@ class CudaStream final : public CopyStream {
   static Result<std::unique_ptr<CopyStream>> create(std::shared_ptr<const Gpu> gpu);
   ~CudaStream() override;
 
+  void* native_handle() override { return stream_; }
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
   Status digest(const std::vector<DigestRequest>& requests, std::uint64_t* sums) override;
   Result<Ticket> mark() override;

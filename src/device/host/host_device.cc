@@ -81,7 +81,7 @@ class HostStream final : public CopyStream {
         pool_.for_each((request.bytes + kShareBytes - 1) / kShareBytes, [&](std::size_t i) {
           const std::uint64_t begin = i * kShareBytes;
           sum += digest_sum(request.data + begin, std::min(kShareBytes, request.bytes - begin),
-                            begin / 8);
+                            request.first_word + begin / 8);
           return Status::ok();
         }));
     return sum.load();

@@ -36,10 +36,8 @@ class DigestBatch {
 
   std::size_t tile_capacity_ = 0, sum_capacity_ = 0;
   int multiprocessors_ = 1;
-  std::byte* host_ = nullptr;  // pinned, so that no copy makes the caller wait
-  std::byte* device_ = nullptr;
+  std::byte* host_ = nullptr;  // pinned: the kernel reads the tiles from here
   DigestTile* host_tiles_ = nullptr;
-  DigestTile* device_tiles_ = nullptr;
   std::uint64_t* host_sums_ = nullptr;
   std::uint64_t* device_sums_ = nullptr;
 };

@@ -44,11 +44,18 @@ __device__ std::uint64_t sum_aligned(const DigestTile& tile) {
   return sum + sum_bytewise(tile, 2 * count);
 }
 
+__global__ void clear_sums(unsigned long long* sums, std::uint32_t count) {
+  const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i < count) sums[i] = 0;
+}
+
 __global__ void __launch_bounds__(kThreads)
     digest_tiles(const DigestTile* tiles, std::uint32_t count, unsigned long long* sums) {
   __shared__ std::uint64_t of_warp[kThreads / kWarp];
+  __shared__ DigestTile tile;
   for (std::uint32_t t = blockIdx.x; t < count; t += gridDim.x) {
-    const DigestTile tile = tiles[t];
+    if (threadIdx.x == 0) tile = tiles[t];  // over PCIe, so only once
+    __syncthreads();
     const bool aligned = reinterpret_cast<std::uintptr_t>(tile.data) % sizeof(ulonglong2) == 0;
     std::uint64_t sum = aligned ? sum_aligned(tile) : sum_bytewise(tile, 0);
     for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_down_sync(~0u, sum, step);
@@ -59,20 +66,21 @@ __global__ void __launch_bounds__(kThreads)
       for (const std::uint64_t part : of_warp) total += part;
       atomicAdd(sums + tile.request, static_cast<unsigned long long>(total));
     }
-    __syncthreads();  // of_warp is written again for the next tile
+    __syncthreads();  // both are written again for the next tile
   }
 }
 
 }  // namespace
 
 cudaError_t launch_digest(const DigestTile* tiles, std::uint32_t count, std::uint64_t* sums,
-                          int multiprocessors, cudaStream_t stream) {
+                          std::uint32_t sum_count, int multiprocessors, cudaStream_t stream) {
   static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
-  if (count == 0) return cudaSuccess;
+  auto* const out = reinterpret_cast<unsigned long long*>(sums);
+  clear_sums<<<(sum_count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(out, sum_count);
+  if (count == 0) return ::cudaGetLastError();
   const auto blocks = std::min<std::uint32_t>(
       count, static_cast<std::uint32_t>(std::max(1, multiprocessors)) * kBlocksPerMultiprocessor);
-  digest_tiles<<<blocks, kThreads, 0, stream>>>(tiles, count,
-                                                reinterpret_cast<unsigned long long*>(sums));
+  digest_tiles<<<blocks, kThreads, 0, stream>>>(tiles, count, out);
   return ::cudaGetLastError();
 }
 

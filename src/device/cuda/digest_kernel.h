@@ -19,9 +19,11 @@ struct DigestTile {
 /// A multiple of 16, so that the tiles of a request are aligned as the request is.
 inline constexpr std::uint32_t kDigestTileBytes = 128 << 10;
 
-/// Queues the sums of `count` tiles (device memory) on `stream`, added to `sums` (device memory).
-/// At full speed for data at 16-byte steps; at a fraction of it otherwise.
+/// Queues the sums of `count` tiles (pinned host memory, or the device's) on `stream`: `sum_count`
+/// of them, at least one, into `sums` (device memory). Without a copy to the device, which would
+/// wait until the copy engine has nothing else to do. At full speed for data at 16-byte steps; at a
+/// fraction of it otherwise.
 cudaError_t launch_digest(const DigestTile* tiles, std::uint32_t count, std::uint64_t* sums,
-                          int multiprocessors, cudaStream_t stream);
+                          std::uint32_t sum_count, int multiprocessors, cudaStream_t stream);
 
 }  // namespace ckpt

@@ -49,8 +49,13 @@ struct ParameterServerOptions {
   std::string device = "auto";  ///< "auto", "host", "cuda"
   /// How weights spread over the ranks of a host: "auto"; "peer": every rank has a ring of its own
   /// and pulls from the others (what "auto" is on GPUs); "chain": host only, one ring for all;
-  /// "nccl".
+  /// "nccl" (cuda, a GPU for each rank): group calls of NCCL, which must be installed.
   std::string collective = "auto";
+  /// NCCL's communicators are kept between updates, with their device memory, unless this is set.
+  bool release_communicators = false;
+  /// "off": nothing of a bucket enters the ring before the bucket before it is loaded, for machines
+  /// where copies and network compete; the ring is half as large then. "auto" is "on".
+  std::string overlap = "auto";
   /// 0: 1 GiB on cuda; 64 MiB on host, where a ring that stays in the caches is twice as fast
   /// (docs/benchmarks.md). Grows to the largest tensor.
   std::uint64_t ring_bytes = 0;
@@ -60,7 +65,8 @@ struct ParameterServerOptions {
   int load_threads = 0;  ///< for registration; 0: the processors of this host divided by its ranks
 };
 
-/// A tensor in the caller's memory; copied during register_checkpoint.
+/// A tensor in the caller's memory, or in that of a GPU where the device is cuda (complete there:
+/// no kernel still writes it); copied during register_checkpoint.
 struct MemoryTensor {
   TensorInfo info;
   const std::byte* data;
@@ -146,6 +152,7 @@ struct UpdateReport {
   double update_seconds = 0;  ///< prepare and commit
   std::string wire;           ///< "native", "stock", or empty where this rank has no worker
   std::uint64_t ring_bytes = 0, staging_bytes = 0;
+  std::uint64_t communicator_bytes = 0;  ///< device memory of NCCL; 0 without
 };
 
 /// An update that is ready to run and has touched no engine yet. Dropping it gives it up on every
@@ -170,7 +177,8 @@ class ParameterServer {
   /// rank is asked. A name that is registered already is refused and stays as it is. Not
   /// collective.
   virtual Status register_checkpoint(const std::string& name, const Registration& part) = 0;
-  /// Frees the memory; waits for readers of other jobs. The shared pool is kept for the next
+  /// Waits for readers of other jobs, and gives the memory back, which may go on in the background;
+  /// the next register_checkpoint waits for its end. The shared pool is kept for the next
   /// checkpoint unless `force`. Unknown names are kNotFound, unless `force`.
   virtual Status unregister_checkpoint(const std::string& name, bool force = false) = 0;
   /// Collective: every rank learns all tensors of `name`.

@@ -33,6 +33,9 @@ std::string table(const std::string& device, std::size_t count, const std::vecto
     std::snprintf(line, sizeof(line), "\n  %-26s %-22s %9.1f GB/s", ceiling.what.c_str(),
                   ceiling.with.c_str(), ceiling.gb_per_s);
     text += line;
+    if (ceiling.share == 0) continue;
+    std::snprintf(line, sizeof(line), "  %5.1f %% of copying, then pinning", ceiling.share * 100);
+    text += line;
   }
   return text;
 }
@@ -55,6 +58,7 @@ int run(const BenchCommand& command) {
   for (const Ceiling& ceiling : *ceilings) {
     list.push_back(
         {{"what", ceiling.what}, {"with", ceiling.with}, {"gb_per_s", ceiling.gb_per_s}});
+    if (ceiling.share > 0) list.back()["share_of_ceiling"] = ceiling.share;
   }
   say(nlohmann::ordered_json{
       {"device", name}, {"devices", devices->size()}, {"bytes", command.bytes}, {"ceilings", list}}

@@ -11,6 +11,7 @@
 #include "base/strings.h"
 #include "device/copy_rate.h"
 #include "memory/host_pool.h"
+#include "memory/load.h"
 
 namespace ckpt {
 namespace {
@@ -121,6 +122,24 @@ Result<double> measure_pieces(const HostPool& pool, ThreadPool& threads, Body bo
   return static_cast<double>(pool.bytes()) / seconds_since(begin) / 1e9;
 }
 
+/// GB/s of a registration of tensors in memory: copied into a fresh pool, digested, pinned.
+Result<double> measure_registration(Device& device, const HostPool& from, int threads) {
+  constexpr std::uint64_t kTensor = 32 * kMiB;
+  std::vector<PoolTensor> tensors;
+  std::vector<const std::byte*> sources;
+  for (std::uint64_t at = 0; at < from.bytes(); at += kTensor) {
+    tensors.push_back({concat("tensor ", at), std::min(kTensor, from.bytes() - at), at});
+    sources.push_back(from.pointer(at));
+  }
+  CKPT_ASSIGN_OR_RETURN(const auto pool, HostPool::create(from.bytes()));
+  LoadOptions options{Deadline::after_seconds(60)};
+  options.pin = &device;
+  options.threads = threads;
+  const auto begin = Clock::now();
+  CKPT_RETURN_IF_ERROR(load_memory(*pool, tensors, sources, options).status());
+  return static_cast<double>(from.bytes()) / seconds_since(begin) / 1e9;
+}
+
 /// What registration is made of: memory is touched, copied into, pinned; and unpinned at its end.
 Status measure_host(Device& device, const CeilingOptions& options, std::vector<Ceiling>& all) {
   std::vector<int> counts = {1, options.threads};
@@ -139,15 +158,20 @@ Status measure_host(Device& device, const CeilingOptions& options, std::vector<C
     all.push_back({"copy into fresh memory", with, fresh});
     CKPT_ASSIGN_OR_RETURN(const double again, measure_pieces(*to, threads, copy_piece));
     all.push_back({"copy into touched memory", with, again});
-    if (device.kind() == DeviceKind::kHost) continue;
-    CKPT_ASSIGN_OR_RETURN(const double pin, measure_pieces(*to, threads, [&](std::size_t i) {
-                            return to->pin(i, device);
-                          }));
-    all.push_back({"pinning", with, pin});
-    const auto begin = Clock::now();
-    to->unpin();
-    all.push_back({"unpinning", "threads of its own",
-                   static_cast<double>(options.bytes) / seconds_since(begin) / 1e9});
+    double bound = fresh;
+    if (device.kind() == DeviceKind::kCuda) {
+      CKPT_ASSIGN_OR_RETURN(const double pin, measure_pieces(*to, threads, [&](std::size_t i) {
+                              return to->pin(i, device);
+                            }));
+      all.push_back({"pinning", with, pin});
+      const auto begin = Clock::now();
+      to->unpin();
+      all.push_back({"unpinning", "threads of its own",
+                     static_cast<double>(options.bytes) / seconds_since(begin) / 1e9});
+      bound = 1 / (1 / fresh + 1 / pin);  // one after the other
+    }
+    CKPT_ASSIGN_OR_RETURN(const double own, measure_registration(device, *from, count));
+    all.push_back({"registration from memory", with, own, own / bound});
   }
   return Status();
 }

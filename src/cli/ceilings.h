@@ -15,6 +15,8 @@ struct Ceiling {
   std::string what;     ///< "host to device", "pinning", ...
   std::string with;     ///< chunk size, threads, devices
   double gb_per_s = 0;  ///< 10^9 bytes per second
+  /// Of what bounds it, where the figure is our code's and not the machine's; else 0.
+  double share = 0;
 };
 
 struct CeilingOptions {

@@ -95,6 +95,12 @@ void add_transfer(CLI::App& app, Command& o) {
   app.add_option("--collective", o.collective, "how bytes spread over the ranks")
       ->check(CLI::IsMember({"auto", "peer", "nccl", "chain"}))
       ->capture_default_str();
+  app.add_flag("--release-communicators", o.release_communicators,
+               "with nccl: free their device memory after each update");
+  app.add_option("--overlap", o.overlap,
+                 "off: a bucket enters the ring when the one before it is loaded")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   add_size(app, "--ring-size", o.ring_bytes,
            "memory shared with a worker (default 1GiB on cuda, 64MiB on host)", 4096);
   add_size(app, "--bucket-size", o.bucket_bytes,

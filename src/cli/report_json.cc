@@ -52,6 +52,7 @@ ordered_json update_json(const UpdateReport& report) {
           {"passes", report.passes},
           {"ring_bytes", report.ring_bytes},
           {"staging_bytes", report.staging_bytes},
+          {"communicator_bytes", report.communicator_bytes},
           {"stages", stages_json(report.stages)}};
 }
 
@@ -75,6 +76,7 @@ UpdateReport parse_update(const ordered_json& json, int rank) {
   report.passes = json.at("passes");
   report.ring_bytes = json.at("ring_bytes");
   report.staging_bytes = json.at("staging_bytes");
+  report.communicator_bytes = json.at("communicator_bytes");
   report.stages = parse_stages(json.at("stages"));
   return report;
 }

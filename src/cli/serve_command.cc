@@ -69,6 +69,8 @@ Result<ParameterServerOptions> server_options(const ServeCommand& command) {
   options.collective_timeout_seconds = command.timeout_seconds;
   options.device = command.device;
   options.collective = command.collective;
+  options.release_communicators = command.release_communicators;
+  options.overlap = command.overlap;
   options.ring_bytes = command.ring_bytes;
   options.bucket_bytes = command.bucket_bytes;
   options.chunk_bytes = command.chunk_bytes;

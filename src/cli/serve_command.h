@@ -23,6 +23,8 @@ struct ServeCommand {
 
   std::string device = "auto";
   std::string collective = "auto";
+  bool release_communicators = false;
+  std::string overlap = "auto";
   std::uint64_t ring_bytes = 0;
   std::uint64_t bucket_bytes = 0;
   std::uint64_t chunk_bytes = 0;

@@ -117,6 +117,7 @@ class ParameterServerImpl : public ParameterServer {
   NoteRouter notes_;
   std::shared_ptr<Device> device_;
   std::unique_ptr<JobMembership> job_;
+  std::unique_ptr<KeptCommunicator> communicator_;  // with collective nccl
   std::unique_ptr<CheckpointRegistry> registry_;
 
   RunningCalls running_;
@@ -157,6 +158,11 @@ Status ParameterServerImpl::start() {
   job_->start_transport(device_->uuid());
   CKPT_ASSIGN_OR_RETURN(memory_, memory_request(options_, device_->kind()));
   CKPT_ASSIGN_OR_RETURN(memory_.sharing, ring_sharing(options_.collective, device_->kind()));
+  if (options_.collective == "nccl") {
+    CKPT_ASSIGN_OR_RETURN(auto nccl, load_nccl());
+    communicator_ =
+        std::make_unique<KeptCommunicator>(std::move(nccl), options_.release_communicators);
+  }
   registry_ = std::make_unique<CheckpointRegistry>(*job_, *device_, threads,
                                                    options_.collective_timeout_seconds,
                                                    options_.reader_patience_seconds);
@@ -307,6 +313,7 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   *device_,
                   job_->transport(),
                   job_->signals(),
+                  communicator_.get(),
                   own == nullptr ? nullptr : &own->pool(),
                   registry_->catalog(),
                   rank(),

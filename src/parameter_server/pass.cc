@@ -25,6 +25,7 @@ Pass::Pass(const PassSetup& setup, std::uint32_t number, PlannedPass planned)
       offers_(std::move(planned.offers)),
       local_recipients_(std::move(planned.local_recipients)),
       plan_(std::move(planned.plan)),
+      needs_communicator_(planned.needs_communicator),
       lanes_([this](const Status& status) {
         if (!setup_.abort->raised())
           setup_.control.abort(setup_.epoch, status.on_rank(setup_.rank));
@@ -82,8 +83,16 @@ Status Pass::allocate_and_open(std::string address) {
   mine.plan_fingerprint = plan.fingerprint();
   mine.address = std::move(address);
   buffers_->describe(mine);
+  if (needs_communicator_ && local_recipients_.front() == setup_.rank) {
+    CKPT_ASSIGN_OR_RETURN(mine.communicator_key, setup_.communicator->make_key());
+  }
   CKPT_RETURN_IF_ERROR(gather_ready("handles", mine));
-  CKPT_RETURN_IF_ERROR(buffers_->open(recipients_, ready_, pulled_streams(plan_->schedule)));
+  if (needs_communicator_) CKPT_RETURN_IF_ERROR(make_communicator());
+  std::set<StreamKey> opened = pulled_streams(plan_->schedule);
+  std::erase_if(opened, [this](const StreamKey& stream) {
+    return by_nccl(stream.second) && stream.first != setup_.rank;
+  });
+  CKPT_RETURN_IF_ERROR(buffers_->open(recipients_, ready_, opened));
   // Only now is a ring that another rank made mapped here, and can be registered for readers of
   // other hosts.
   if (setup_.transport != nullptr && plan_->crosses_hosts()) {
@@ -100,6 +109,22 @@ Status Pass::allocate_and_open(std::string address) {
   return Status();
 }
 
+// What owners of this host fill goes through group calls; what comes from elsewhere lies in host
+// memory, and is pulled.
+bool Pass::by_nccl(StreamKind kind) const {
+  return setup_.communicator != nullptr && kind == StreamKind::kFill;
+}
+
+Status Pass::make_communicator() {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::byte>& key = ready_[index_of(local_recipients_.front())].communicator_key;
+  CKPT_RETURN_IF_ERROR(setup_.communicator->make(key, local_recipients_, setup_.rank, setup_.device,
+                                                 setup_.deadline, *setup_.abort));
+  prepare_stages_.push_back(
+      {"communicator", seconds_since(begin), setup_.communicator->device_bytes()});
+  return Status();
+}
+
 Status Pass::register_for_other_hosts(PassReady& mine) {
   CKPT_ASSIGN_OR_RETURN(mine.transport_descriptor, setup_.transport->descriptor());
   const DeviceBuffer* staging = buffers_->receive_staging();
@@ -111,6 +136,32 @@ Status Pass::register_for_other_hosts(PassReady& mine) {
           : setup_.transport->register_memory(buffers_->ring(), plan_->plan.options.ring_bytes));
   mine.ring_region = ring_region_->id();
   CKPT_ASSIGN_OR_RETURN(mine.transport_descriptor, setup_.transport->descriptor());
+  return Status();
+}
+
+Status Pass::make_local_lanes() {
+  const Plan& plan = plan_->plan;
+  const Schedule& schedule = plan_->schedule;
+  PassBuffers& buffers = *buffers_;
+  pulled_ =
+      std::make_unique<PullProgress>(schedule, buffers.progress(), buffers.layout(), setup_.rank);
+  Staging own;
+  for (const auto& [source, staging] : buffers.stagings()) {
+    if (by_nccl(source.second)) {
+      own = staging;
+      continue;
+    }
+    CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
+    local_.push_back(std::make_unique<PeerSpread>(
+        PeerContext{plan, schedule, buffers.progress(), buffers.layout(), *space_, *pulled_,
+                    setup_.rank, buffers.ring(), source, staging, std::move(stream)}));
+  }
+  if (by_nccl(StreamKind::kFill) && !schedule.pull.empty()) {
+    CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
+    local_.push_back(std::make_unique<NcclSpread>(
+        NcclContext{plan, schedule, buffers.progress(), buffers.layout(), *pulled_, setup_.rank,
+                    buffers.ring(), own, setup_.communicator->get(), std::move(stream)}));
+  }
   return Status();
 }
 
@@ -155,14 +206,7 @@ Status Pass::start_lanes() {
                                                  setup_.epoch, number_, setup_.rank, target,
                                                  peers_->take_pools(), peers_->take_rings()}));
   }
-  pulled_ =
-      std::make_unique<PullProgress>(schedule, buffers.progress(), buffers.layout(), setup_.rank);
-  for (const auto& [source, staging] : buffers.stagings()) {
-    CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
-    local_.push_back(std::make_unique<PeerSpread>(
-        PeerContext{plan, schedule, buffers.progress(), buffers.layout(), *space_, *pulled_,
-                    setup_.rank, buffers.ring(), source, staging, std::move(stream)}));
-  }
+  CKPT_RETURN_IF_ERROR(make_local_lanes());
   // Everybody can hear signals and has opened everything before anybody's first chunk is done.
   CKPT_RETURN_IF_ERROR(setup_.control.barrier(pass_tag("opened", number_), recipients_,
                                               setup_.deadline, setup_.abort.get(), setup_.epoch));
@@ -223,6 +267,9 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   report.buckets = plan_->plan.buckets.size();
   report.ring_bytes = buffers_->ring_bytes();
   report.staging_bytes = buffers_->staging_bytes();
+  if (setup_.communicator != nullptr) {
+    report.communicator_bytes = setup_.communicator->device_bytes();
+  }
 
   CKPT_RETURN_IF_ERROR(stage("open", 0, [&] {
     return channel.open_ring(buffers_->ring_handle(), setup_.deadline, *setup_.abort);
@@ -274,6 +321,7 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   ring_region_.reset();
   buffers_->close_to_others();
   buffers_.reset();
+  if (setup_.communicator != nullptr) setup_.communicator->update_over(setup_.deadline);
   CKPT_RETURN_IF_ERROR(
       stage("finish", 0, [&] { return channel.finish(setup_.deadline, *setup_.abort); }));
   CKPT_RETURN_IF_ERROR(setup_.control.vote(pass_tag("finished", number_), recipients_, Status(),

@@ -10,6 +10,7 @@
 
 #include "checkpoint_engine/parameter_server.h"
 #include "collective/chain/chain_spread.h"
+#include "collective/nccl/nccl_spread.h"
 #include "collective/peer/peer_spread.h"
 #include "collective/spread.h"
 #include "parameter_server/deliver_lane.h"
@@ -59,6 +60,9 @@ class Pass {
   Status allocate_and_open(std::string address);
   Status gather_ready(const char* step, const PassReady& mine);
   Status register_for_other_hosts(PassReady& mine);
+  Status make_communicator();
+  Status make_local_lanes();
+  bool by_nccl(StreamKind kind) const;
   Status start_lanes();
   void close_when_open_everywhere();
   std::size_t index_of(int recipient) const;
@@ -70,6 +74,7 @@ class Pass {
   std::vector<PassReady> ready_;         // one for each recipient
   const std::vector<int> local_recipients_;
   const std::shared_ptr<const CachedPlan> plan_;
+  const bool needs_communicator_;
   std::shared_ptr<PassBuffers> buffers_;
   std::unique_ptr<RingCredits> space_;
   std::unique_ptr<MemoryRegion> ring_region_;  // or of the staging that other hosts read

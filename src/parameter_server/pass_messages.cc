@@ -63,11 +63,11 @@ std::vector<std::byte> encode(const PassOffer& offer) {
   }
   const auto lost_owners = builder.CreateVector(lost);
   const auto devices = builder.CreateVectorOfStrings(offer.network.devices);
-  builder.Finish(fb::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
-                                 uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
-                                 offer.chunk_bytes, offer.catalog_fingerprint, offer.verify,
-                                 static_cast<std::uint8_t>(offer.sharing), offer.instance_size,
-                                 lost_owners, devices, offer.network.mbit));
+  builder.Finish(fb::CreateOffer(
+      builder, host_id, static_cast<std::uint8_t>(offer.device_kind), uuid, offer.available_bytes,
+      offer.ring_bytes, offer.bucket_bytes, offer.chunk_bytes, offer.catalog_fingerprint,
+      offer.verify, static_cast<std::uint8_t>(offer.sharing), offer.instance_size, lost_owners,
+      devices, offer.network.mbit, offer.communicator, offer.overlap));
   return finished(builder);
 }
 
@@ -81,8 +81,11 @@ std::vector<std::byte> encode(const PassReady& ready) {
   const auto descriptor =
       builder.CreateVector(reinterpret_cast<const std::uint8_t*>(ready.transport_descriptor.data()),
                            ready.transport_descriptor.size());
+  const auto key =
+      builder.CreateVector(reinterpret_cast<const std::uint8_t*>(ready.communicator_key.data()),
+                           ready.communicator_key.size());
   builder.Finish(fb::CreateReady(builder, ready.plan_fingerprint, address, progress, ring, fill,
-                                 receive, descriptor, ready.ring_region));
+                                 receive, descriptor, ready.ring_region, key));
   return finished(builder);
 }
 
@@ -100,7 +103,9 @@ Result<PassOffer> decode_pass_offer(std::span<const std::byte> bytes) {
                   static_cast<RingSharing>(table->ring_sharing()),
                   table->instance_size(),
                   {},
-                  {}};
+                  {},
+                  table->communicator(),
+                  table->overlap()};
   offer.network.mbit = table->network_mbit();
   if (table->network_devices() != nullptr) {
     for (const auto* device : *table->network_devices()) {
@@ -125,7 +130,8 @@ Result<PassReady> decode_pass_ready(std::span<const std::byte> bytes) {
                    handle(table->fill_staging()),
                    handle(table->receive_staging()),
                    blob(table->transport_descriptor()),
-                   table->ring_region()};
+                   table->ring_region(),
+                   blob(table->communicator_key())};
 }
 
 // Notes are a list of 32-bit numbers: kind, pass, then the ranks.

@@ -22,6 +22,10 @@ struct LostOwner {
   Status why;
 };
 
+/// In the place of a communicator's id (collective/nccl).
+inline constexpr std::uint64_t kNotByNccl = 0;
+inline constexpr std::uint64_t kNoCommunicator = 1;
+
 /// First gather: what a rank has and was asked for. All sizes in bytes; 0: not given.
 struct PassOffer {
   std::string host_id;
@@ -38,6 +42,9 @@ struct PassOffer {
   std::uint32_t instance_size = 0;
   std::vector<LostOwner> lost_owners;  ///< of those that this rank has asked
   NetworkPlace network;                ///< without its address
+  std::uint64_t communicator =
+      kNotByNccl;  ///< else kNoCommunicator, or the id of the one that the rank has kept
+  bool overlap = true;
 };
 
 /// Second gather: what a rank has allocated and where it waits for its worker.
@@ -50,6 +57,7 @@ struct PassReady {
   BufferHandle receive_staging;  ///< bytes == 0: none
   std::vector<std::byte> transport_descriptor;
   std::uint64_t ring_region = 0;
+  std::vector<std::byte> communicator_key;  ///< from the lowest recipient of a host; else empty
 };
 
 std::vector<std::byte> encode(const PassOffer& offer);

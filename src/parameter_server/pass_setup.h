@@ -10,6 +10,7 @@
 #include "base/deadline.h"
 #include "checkpoint/catalog.h"
 #include "collective/chain/chain_signal.h"
+#include "collective/nccl/kept_communicator.h"
 #include "control/control_client.h"
 #include "device/device.h"
 #include "memory/host_pool.h"
@@ -22,9 +23,10 @@ namespace ckpt {
 struct PassSetup {
   ControlClient& control;
   Device& device;
-  Transport* transport;   ///< null: this rank has none; a plan that needs one is refused
-  ChainSignals* signals;  ///< null exactly when `transport` is
-  const HostPool* pool;   ///< what this rank has registered; null: nothing
+  Transport* transport;            ///< null: this rank has none; a plan that needs one is refused
+  ChainSignals* signals;           ///< null exactly when `transport` is
+  KeptCommunicator* communicator;  ///< with collective `nccl`, else null
+  const HostPool* pool;            ///< what this rank has registered; null: nothing
   std::shared_ptr<const Catalog> catalog;
   int rank;
   int world_size;

@@ -93,6 +93,10 @@ Result<PassOffer> own_offer(const PassSetup& setup, const std::vector<int>& reci
   mine.sharing = setup.memory.sharing;
   mine.instance_size = setup.instance_size;
   CKPT_ASSIGN_OR_RETURN(mine.lost_owners, ask_own_share(setup, recipients));
+  mine.overlap = setup.memory.overlap;
+  if (setup.communicator != nullptr) {
+    mine.communicator = std::max(setup.communicator->id(), kNoCommunicator);
+  }
   return mine;
 }
 
@@ -114,6 +118,9 @@ Status check_agreement(const PassOffer& mine, int my_rank, const PassOffer& othe
   if (other.verify != mine.verify) return differs("choices of verification");
   if (other.sharing != mine.sharing) return differs("collectives");
   if (other.instance_size != mine.instance_size) return differs("instance sizes");
+  if (other.overlap != mine.overlap) return differs("choices of overlap");
+  if ((other.communicator == kNotByNccl) != (mine.communicator == kNotByNccl))
+    return differs("collectives");
   return Status();
 }
 
@@ -158,6 +165,27 @@ std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing 
     least = std::min(least, offer.available_bytes / share);
   }
   return least;
+}
+
+// Whether the recipients of this host have no communicator in common. All of them come to the same
+// answer.
+Result<bool> needs_communicator(const PassSetup& setup, const PlannedPass& pass) {
+  if (setup.communicator == nullptr || pass.plan->schedule.pull.empty()) return false;
+  std::map<std::string, int> ranks;  // by GPU
+  bool same = true;
+  for (const int rank : pass.local_recipients) {
+    const auto at = std::lower_bound(pass.recipients.begin(), pass.recipients.end(), rank);
+    const PassOffer& offer = pass.offers[static_cast<std::size_t>(at - pass.recipients.begin())];
+    const auto [other, alone] = ranks.emplace(offer.device_uuid, rank);
+    if (!alone) {
+      return unsupported(concat("ranks ", other->second, " and ", rank, " share ",
+                                offer.device_uuid,
+                                ", and NCCL needs a GPU for each rank; use "
+                                "--collective peer"));
+    }
+    same = same && offer.communicator == setup.communicator->id();
+  }
+  return !(same && setup.communicator->connects(pass.local_recipients));
 }
 
 // The memory that is free changes from update to update: the sizes decide, not the bytes.
@@ -232,6 +260,7 @@ Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
     cached = std::move(fresh);
   }
   pass.plan = cached;
+  CKPT_ASSIGN_OR_RETURN(pass.needs_communicator, needs_communicator(setup, pass));
   pass.stages.push_back({"plan", seconds_since(plan_begin), 0});
   return pass;
 }

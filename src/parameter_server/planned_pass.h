@@ -36,6 +36,8 @@ struct PlannedPass {
   std::vector<PassOffer> offers;      ///< one for each recipient
   std::vector<int> local_recipients;  ///< those on this rank's host
   std::shared_ptr<const CachedPlan> plan;
+  /// Collective `nccl` with others to spread to, whose communicator must be made first.
+  bool needs_communicator = false;
   std::vector<StageReport> stages;
 };
 

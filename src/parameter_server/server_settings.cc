@@ -27,11 +27,16 @@ Result<std::shared_ptr<Device>> open_device(const std::string& wanted, int local
 Result<RingSharing> ring_sharing(const std::string& collective, DeviceKind device) {
   const bool host = device == DeviceKind::kHost;
   if (collective == "auto") return host ? RingSharing::kPerHost : RingSharing::kPerRank;
-  if (collective == "peer") return RingSharing::kPerRank;
+  if (collective == "peer" || (collective == "nccl" && !host)) return RingSharing::kPerRank;
   if (collective == "chain" && host) return RingSharing::kPerHost;
-  if (collective == "chain" || collective == "nccl") {
-    return unsupported(concat("collective ", quoted(collective), " is not there for device ",
-                              host ? "host" : "cuda", " in this version; use auto or peer"));
+  if (collective == "nccl") {
+    return unsupported("NCCL works between GPUs only: use collective auto on device host");
+  }
+  if (collective == "chain") {
+    return unsupported(
+        "collective chain spreads over the ranks of a host only where they share one ring, which "
+        "is on device host; on device cuda use auto, peer or nccl (between hosts, the chain is "
+        "always used)");
   }
   return invalid_argument(
       concat("no collective ", quoted(collective), "; there are auto, peer, nccl and chain"));
@@ -55,6 +60,11 @@ Result<MemoryRequest> memory_request(const ParameterServerOptions& options, Devi
   request.ring_bytes = options.ring_bytes;
   request.bucket_bytes = options.bucket_bytes;
   request.chunk_bytes = options.chunk_bytes;
+  if (options.overlap != "auto" && options.overlap != "on" && options.overlap != "off") {
+    return invalid_argument(
+        concat("no overlap ", quoted(options.overlap), "; there are auto, on and off"));
+  }
+  request.overlap = options.overlap != "off";
   if (request.bucket_bytes == 0) {
     CKPT_ASSIGN_OR_RETURN(const auto gib, env_double("PS_MAX_BUCKET_SIZE_GB"));
     if (gib) {

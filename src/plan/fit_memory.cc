@@ -89,6 +89,11 @@ Result<PlanOptions> fit_memory(const Catalog& catalog, const MemoryRequest& requ
     const std::uint64_t half = rounded_down(options.ring_bytes / 2);
     const std::uint64_t asked = padded(std::min(request.bucket_bytes, kLargestSize));
     options.bucket_bytes = asked > 0 ? std::min(asked, half) : half;
+    if (!request.overlap) {
+      options.serial = true;
+      options.ring_bytes = options.bucket_bytes =
+          std::max(options.bucket_bytes, sizes.largest_bytes);
+    }
     shrink_chunks(options);
     return options;
   }

@@ -34,6 +34,19 @@ TEST(FitMemory, TakesTheDefaultsWhereThereIsPlenty) {
   EXPECT_EQ(fit_memory(catalog_of({2 * kGiB}), kPerRankRequest, kPlenty)->staging_chunks, 4);
 }
 
+TEST(FitMemory, WithoutOverlapTheRingHoldsOneBucket) {
+  MemoryRequest request = kPerRankRequest;
+  request.overlap = false;
+  const auto options = fit_memory(catalog_of({kGiB / 4, kGiB}), request, kPlenty);
+  EXPECT_TRUE(options->serial);
+  EXPECT_EQ(options->ring_bytes, kGiB) << "the largest tensor";
+  EXPECT_EQ(options->staging_chunks, 4);
+  request.bucket_bytes = kGiB / 2;
+  const auto smaller = fit_memory(catalog_of({kGiB / 4, kGiB / 4, kGiB / 4}), request, kPlenty);
+  EXPECT_EQ(smaller->ring_bytes, smaller->bucket_bytes);
+  EXPECT_EQ(smaller->ring_bytes, kGiB / 2);
+}
+
 TEST(FitMemory, GivesNoMoreThanTheCheckpointFills) {
   const auto options = fit_memory(catalog_of({kMiB, kMiB, kMiB, 100}), {}, kPlenty);
   EXPECT_EQ(options->ring_bytes, 3 * kMiB + 256);

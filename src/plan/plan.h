@@ -150,6 +150,7 @@ struct MemoryRequest {
   std::uint64_t cross_chunk_bytes = 1ull << 20;
   int staging_chunks = 4;
   RingSharing sharing = RingSharing::kPerHost;
+  bool overlap = true;  ///< false: one bucket at a time, in a ring of one bucket
 };
 /// Sizes for the memory that is there (`available_bytes`: the smallest over all participants,
 /// PS_MEM_FRACTION applied), all of them multiples of kRingAlignment. R grows to the largest

@@ -1,6 +1,8 @@
 #include "collective/testing/spread_backend.h"
 
 #include "base/strings.h"
+#include "collective/nccl/nccl_spread.h"
+#include "collective/testing/fake_nccl.h"
 #include "collective/testing/must.h"
 #include "transport/ucx/ucx_transport.h"
 
@@ -23,14 +25,68 @@ Status add_chain(RankPass& pass, Spreads& spreads) {
   return Status();
 }
 
-Status add_pulls(RankPass& pass, Spreads& spreads) {
-  for (const auto& [source, staging] : pass.stagings) {
-    CKPT_ASSIGN_OR_RETURN(auto stream, pass.device.make_stream());
-    spreads.push_back(std::make_unique<PeerSpread>(
-        PeerContext{pass.plan, pass.schedule, pass.progress, pass.layout, pass.space, pass.pulled,
-                    pass.rank, pass.ring, source, staging, std::move(stream)}));
-  }
+Status add_pull(RankPass& pass, StreamKey source, Staging staging, Spreads& spreads) {
+  CKPT_ASSIGN_OR_RETURN(auto stream, pass.device.make_stream());
+  spreads.push_back(std::make_unique<PeerSpread>(
+      PeerContext{pass.plan, pass.schedule, pass.progress, pass.layout, pass.space, pass.pulled,
+                  pass.rank, pass.ring, source, staging, std::move(stream)}));
   return Status();
+}
+
+/// With a communicator for this pass alone.
+class NcclForAPass final : public Spread {
+ public:
+  NcclForAPass(RankPass& pass, std::unique_ptr<NcclCommunicator> communicator,
+               std::unique_ptr<CopyStream> stream)
+      : communicator_(std::move(communicator)),
+        spread_(NcclContext{pass.plan, pass.schedule, pass.progress, pass.layout, pass.pulled,
+                            pass.rank, pass.ring, own_staging(pass), *communicator_,
+                            std::move(stream)}) {}
+
+  std::string_view name() const override { return spread_.name(); }
+  Status run(Deadline deadline, AbortSignal& abort) override {
+    return spread_.run(deadline, abort);
+  }
+  std::uint64_t bytes() const override { return spread_.bytes(); }
+
+ private:
+  static Staging own_staging(const RankPass& pass) {
+    const auto own = pass.stagings.find({pass.rank, StreamKind::kFill});
+    return own == pass.stagings.end() ? Staging{} : own->second;
+  }
+
+  const std::unique_ptr<NcclCommunicator> communicator_;
+  NcclSpread spread_;
+};
+
+/// One key for each host of a pass.
+NcclUniqueId key_of(const RankPass& pass) {
+  NcclUniqueId id{};
+  const std::string text =
+      concat(pass.epoch, '-', pass.pass, '-', pass.layout.local_ranks().front(), '-',
+             reinterpret_cast<std::uintptr_t>(&pass.progress));
+  std::copy(text.begin(), text.end(), id.bytes);
+  return id;
+}
+
+/// Rings of ranks: the chain between hosts, group calls inside them.
+Result<Spreads> chain_and_nccl(RankPass& pass) {
+  Spreads spreads;
+  CKPT_RETURN_IF_ERROR(add_chain(pass, spreads));
+  // One thread makes the lanes of all ranks.
+  FakeNccl::wait_for_members(false);
+  AbortSignal never;
+  CKPT_ASSIGN_OR_RETURN(auto communicator, NcclCommunicator::create(
+                                               fake_nccl(), key_of(pass), pass.layout.local_ranks(),
+                                               pass.rank, Deadline::after_seconds(30), never));
+  CKPT_ASSIGN_OR_RETURN(auto stream, pass.device.make_stream());
+  spreads.push_back(
+      std::make_unique<NcclForAPass>(pass, std::move(communicator), std::move(stream)));
+  for (const auto& [source, staging] : pass.stagings) {
+    if (source.second == StreamKind::kReceive)
+      CKPT_RETURN_IF_ERROR(add_pull(pass, source, staging, spreads));
+  }
+  return spreads;
 }
 
 /// Rings of hosts: the chain is all there is.
@@ -44,7 +100,9 @@ Result<Spreads> chain_alone(RankPass& pass) {
 Result<Spreads> chain_and_peer(RankPass& pass) {
   Spreads spreads;
   CKPT_RETURN_IF_ERROR(add_chain(pass, spreads));
-  CKPT_RETURN_IF_ERROR(add_pulls(pass, spreads));
+  for (const auto& [source, staging] : pass.stagings) {
+    CKPT_RETURN_IF_ERROR(add_pull(pass, source, staging, spreads));
+  }
   return spreads;
 }
 
@@ -59,7 +117,8 @@ std::vector<SpreadBackend> spread_backends() {
   const auto close = [](FakeNetwork&, Transport& transport) { transport.close(); };
   return {{"chain_callback", RingSharing::kPerHost, on_host, fake, die, chain_alone, true},
           {"chain_ucx", RingSharing::kPerHost, on_host, make_ucx, close, chain_alone, false},
-          {"peer_callback", RingSharing::kPerRank, on_host, fake, die, chain_and_peer, true}};
+          {"peer_callback", RingSharing::kPerRank, on_host, fake, die, chain_and_peer, true},
+          {"nccl_fake", RingSharing::kPerRank, on_host, fake, die, chain_and_nccl, true}};
 }
 
 }  // namespace ckpt::testing

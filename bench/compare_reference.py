@@ -90,7 +90,8 @@ def main():
     parser.add_argument("--shrink", type=int, default=1, help="divides every dimension")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--device", choices=["cuda", "host"], default="cuda")
-    parser.add_argument("--program", default=str(HERE.parent / "build" / "bundle" / "bin" / "gpu_update"))
+    bundled = HERE.parent / "bin" / "gpu_update"
+    parser.add_argument("--program", default=str(bundled if bundled.exists() else HERE.parent / "build/bundle/bin/gpu_update"))
     parser.add_argument("--json", help="a file to which each row is appended")
     options = parser.parse_args()
     head = (f"{'':24} {'GB':>7} {'regist.':>8} {'again':>7} {'unreg. s':>9} {'gather ms':>9} {'first s':>8} {'later s':>8} {'of H2D':>7} "

@@ -21,6 +21,9 @@ for program in "${programs[@]}"; do
   install -m 755 -s "build/release/bin/$program" "$out/bin/"
 done
 cp scripts/gpu_check.sh "$out/"
+mkdir "$out/bench"
+cp -r bench/compare_reference.py bench/compare "$out/bench/"
+rm -rf "$out/bench/compare/__pycache__"
 
 needed() { ldd "$@" | awk '$2 == "=>" {print $3}' | sort -u | grep -vE "/($system)[.-]" || true; }
 for library in $(needed build/release/bin/{checkpoint-engine,ckpt_device_test,gpu_update}); do

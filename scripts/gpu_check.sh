@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # Tests and measures the bundle on a machine with GPUs; a table comes last. Every step has its own time limit.
-#   usage: gpu_check.sh [STEP...]     steps: device ceilings small one many large flat two   (default: the first six)
+#   usage: gpu_check.sh [STEP...]
+#   on one GPU:   device ceilings small one many large (the default), flat (twenty updates each way), chain (ranks that act as
+#                 hosts), overlap, from-device, compare
+#   on two:       two, nccl, kill, compare-two
+#   compare needs torch and the package checkpoint-engine 0.4.2 with what it imports; nccl needs libnccl.so.2 (torch brings it)
 #   OUT: where log.txt and results.jsonl go (default: gpu-check beside the bundle)
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -29,6 +33,7 @@ update() { # NAME SECONDS OPTIONS...
 }
 
 gpus=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null) || gpus=
+nccl=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) && export LD_LIBRARY_PATH=$nccl/lib:${LD_LIBRARY_PATH:-}
 [ -n "$gpus" ] || { echo "gpu_check: no GPU here (nvidia-smi does not answer)"; exit 1; }
 echo "$gpus"
 echo "$(nproc) processors, $(awk '/MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo) at the moment, kernel $(uname -r), $(df -h /dev/shm | awk 'NR == 2 {print $2}') /dev/shm"
@@ -50,6 +55,31 @@ for s in "${steps[@]}"; do
     flat) # twenty updates each way: the device memory that is kept must not grow
       update flat-two-ranks 150 --gib 8 --ranks 2 --updates 20
       update flat-four-ranks 150 --gib 8 --ranks 4 --updates 20 ;;
+    chain) # weights of other hosts come over the transport, through pinned host memory; twenty updates
+      update chain-two-ranks 150 --gib 1.5 --ranks 2 --hosts 2 --updates 10
+      update chain-four-ranks 200 --gib 1.5 --ranks 4 --hosts 4 --updates 10 ;;
+    overlap)
+      for overlap in on off; do for chunk in 8MiB 32MiB 64MiB; do
+        update "overlap-$overlap-chunk-$chunk" 60 --gib 8 --overlap "$overlap" --chunk "$chunk"
+      done; done
+      update overlap-off-ring-1GiB-buckets 60 --gib 8 --overlap off --bucket 1GiB
+      update overlap-on-small-buckets 60 --gib 8 --bucket 128MiB ;;
+    from-device) update from-device 60 --gib 8 --from-device 1 --updates 1 ;;
+    compare) step compare 290 python3 "$here/bench/compare_reference.py" --gib 8 32 --json "$out/compare.jsonl" ;;
+    compare-two) step compare-two 400 python3 "$here/bench/compare_reference.py" --gpus 2 --gib 16 64 --json "$out/compare.jsonl" ;;
+    nccl)
+      update nccl-17GB 90 --gib 16 --ranks 2 --gpus 2 --collective nccl
+      update nccl-69GB 150 --gib 64 --ranks 2 --gpus 2 --collective nccl
+      for ctas in 2 4 16; do
+        NCCL_MAX_CTAS=$ctas update "nccl-$ctas-CTAs" 60 --gib 4 --ranks 2 --gpus 2 --collective nccl --updates 2
+      done ;;
+    kill) # a rank in mid-update; the same workers are then updated by new ranks
+      for collective in peer nccl; do for rank in 0 1; do
+        update "kill-$rank-$collective" 90 --gib 8 --ranks 2 --gpus 2 --updates 1 --collective $collective --kill-rank $rank
+      done; done ;;
+    kill-stock)
+      update kill-1-stock 90 --gib 8 --ranks 2 --gpus 2 --updates 1 --kill-rank 1 \
+        --worker "python3 $here/bench/compare/stock_worker.py" ;;
     two)
       update two-gpus-17GB 150 --gib 16 --ranks 2 --gpus 2
       update two-gpus-apart 120 --gib 8 --ranks 2 --gpus 2 --isolate 1
@@ -64,11 +94,19 @@ echo "== results"
 import json, sys
 print(f"{'GB':>7} {'ranks':>5} {'GPUs':>4} {'H2D':>6} {'regist.':>8} {'again':>6} {'files':>6} {'first':>7} {'verified':>8} {'%':>5} {'unverif.':>8} {'%':>5} {'over ms':>7} {'bucket ms':>9} {'GiB':>5}")
 for line in open(sys.argv[1]):
-    r = json.loads(line); gb = r["total_bytes"] / 1e9; h2d = r["upload_gb_per_s"]
+    r = json.loads(line)
+    if "killed_rank" in r:
+        for told in r["told"]:
+            print(f"rank {r['killed_rank']} killed ({r['collective']}): rank {told['rank']} had the cause after {told['seconds']:.3f} s")
+        continue
+    gb = r["total_bytes"] / 1e9; h2d = r["upload_gb_per_s"]
     rate = lambda s: gb / s if s else 0
     print(f"{gb:7.2f} {r['ranks']:5} {r['gpus']:4} {h2d:6.1f} {rate(r['register_first_seconds']):8.1f} {rate(r['register_seconds']):6.1f} "
           f"{rate(r['register_files_seconds']):6.1f} {r['first_seconds']:7.3f} {r['verified_seconds']:8.3f} {rate(r['verified_seconds'])/h2d*100:5.1f} "
           f"{r['unverified_seconds']:8.3f} {rate(r['unverified_seconds'])/h2d*100:5.1f} {(r['verified_seconds']-gb/h2d)*1e3:7.0f} "
-          f"{r['first_bucket_seconds']*1e3:9.1f} {r['extra_device_bytes']/2**30:5.2f}")
+          f"{r['first_bucket_seconds']*1e3:9.1f} {r['extra_device_bytes']/2**30:5.2f} {r['kept_device_bytes']/2**30:5.2f}  {r['collective']} overlap {r['overlap']} chunk {r['chunk']} bucket {r['bucket']}")
+    if r["register_device_seconds"]:
+        print(f"        from device memory: first {rate(r['register_device_first_seconds']):.1f}, again {rate(r['register_device_seconds']):.1f} GB/s, "
+              f"D2H {r['download_gb_per_s']:.1f}")
 PYTHON
 [ ${#failed[@]} = 0 ] || { echo "failed: ${failed[*]}"; exit 1; }

@@ -24,4 +24,8 @@ Result<double> Upload::measure(std::uint64_t chunk, double seconds) {
   return measure_copy_rate(*stream_, to_->data(), from_->data(), kBuffer, chunk, seconds);
 }
 
+Result<double> Upload::measure_back(std::uint64_t chunk, double seconds) {
+  return measure_copy_rate(*stream_, from_->data(), to_->data(), kBuffer, chunk, seconds);
+}
+
 }  // namespace ckpt::bench

@@ -17,6 +17,8 @@ class Upload {
   static Result<std::unique_ptr<Upload>> create(Device& device);
   /// GB/s of copies of `chunk` bytes, a few queued at a time, for about `seconds`.
   Result<double> measure(std::uint64_t chunk, double seconds);
+  /// The same from the device.
+  Result<double> measure_back(std::uint64_t chunk, double seconds);
 
  private:
   std::unique_ptr<PinnedMemory> from_;

@@ -91,6 +91,7 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"hosts", settings.hosts},
               {"worker", settings.worker.empty() ? "native" : settings.worker},
               {"collective", settings.collective},
+              {"overlap", settings.overlap},
               {"ring", settings.ring},
               {"bucket", settings.bucket},
               {"chunk", settings.chunk},
@@ -108,7 +109,8 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"kept_device_bytes", largest(ranks, "/kept_device_bytes"_json_pointer)}};
   for (const char* member :
        {"register_first_seconds", "register_seconds", "unregister_seconds", "gather_seconds",
-        "register_files_first_seconds", "register_files_seconds"}) {
+        "register_files_first_seconds", "register_files_seconds", "register_device_first_seconds",
+        "register_device_seconds", "download_gb_per_s"}) {
     all[member] = largest(ranks, json::json_pointer(concat("/", member)));
   }
   all["by_rank"] = ranks;
@@ -133,6 +135,8 @@ void print(const json& all) {
   row("register, again", "register_seconds");
   row("files, first", "register_files_first_seconds");
   row("files, again", "register_files_seconds");
+  row("device memory, first", "register_device_first_seconds");
+  row("device memory, again", "register_device_seconds");
   row("unregister", "unregister_seconds");
   std::printf("  gather              %9.1f ms\n", seconds("gather_seconds") * 1e3);
   const auto update = [&](const char* name, const char* member) {

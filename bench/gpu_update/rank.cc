@@ -56,6 +56,7 @@ class RankRun {
   Status meet_worker();
   Status measure_registration();
   Status register_files();
+  Status register_device_memory();
   Status measure_updates();
   Result<UpdateReport> update(const UpdateOptions& options, std::vector<std::string>& numbers);
   Status measure_update(bool verify, json& updates);
@@ -108,6 +109,7 @@ Status RankRun::start() {
   options.job = settings_.job;
   options.device = settings_.device;
   options.collective = settings_.collective;
+  options.overlap = settings_.overlap;
   options.load_threads = settings_.load_threads;
   CKPT_ASSIGN_OR_RETURN(options.ring_bytes, parse_bytes(settings_.ring));
   CKPT_ASSIGN_OR_RETURN(options.bucket_bytes, parse_bytes(settings_.bucket));
@@ -116,6 +118,8 @@ Status RankRun::start() {
   CKPT_ASSIGN_OR_RETURN(const auto upload, Upload::create(*device_));
   CKPT_RETURN_IF_ERROR(barrier());  // all at once
   CKPT_ASSIGN_OR_RETURN(const double rate, upload->measure(kCeilingChunk, kCeilingSeconds));
+  CKPT_ASSIGN_OR_RETURN(result_["download_gb_per_s"],
+                        upload->measure_back(kCeilingChunk, kCeilingSeconds));
   result_["device"] = device_->name();
   result_["upload_gb_per_s"] = rate;
   return barrier();
@@ -162,6 +166,35 @@ Status RankRun::register_files() {
   return status;
 }
 
+// From tensors on the GPU into a shared pool: the first use pins it, the second is copies alone.
+Status RankRun::register_device_memory() {
+  std::uint64_t end = 0;
+  const std::byte* first = weights_.expected(0).data();
+  for (std::size_t i = 0; i < weights_.tensors().size(); ++i) {
+    const auto bytes = weights_.expected(i);
+    end = std::max(end, static_cast<std::uint64_t>(bytes.data() - first) + bytes.size());
+  }
+  CKPT_ASSIGN_OR_RETURN(const auto memory,
+                        device_->allocate(end, concat("gpu-update-", random_id())));
+  memory->close_to_others();
+  CKPT_ASSIGN_OR_RETURN(const auto stream, device_->make_stream());
+  CKPT_RETURN_IF_ERROR(stream->copy(memory->data(), first, end));
+  CKPT_ASSIGN_OR_RETURN(const auto ticket, stream->mark());
+  AbortSignal never;
+  CKPT_RETURN_IF_ERROR(stream->wait(ticket, Deadline::after_seconds(kPatienceSeconds), never));
+  Registration part = from_memory();
+  for (MemoryTensor& tensor : part.tensors) tensor.data = memory->data() + (tensor.data - first);
+  part.use_shared_pool = true;
+  for (const char* which : {"register_device_first_seconds", "register_device_seconds"}) {
+    CKPT_RETURN_IF_ERROR(barrier());
+    const auto begin = Clock::now();
+    CKPT_RETURN_IF_ERROR(server_->register_checkpoint("device", part));
+    result_[which] = seconds_since(begin);
+    CKPT_RETURN_IF_ERROR(server_->unregister_checkpoint("device"));
+  }
+  return Status();
+}
+
 Status RankRun::measure_registration() {
   for (const std::uint32_t i : share_) share_bytes_ += weights_.tensors()[i].bytes;
   result_["share_bytes"] = share_bytes_;
@@ -177,6 +210,7 @@ Status RankRun::measure_registration() {
     CKPT_RETURN_IF_ERROR(server_->unregister_checkpoint(kName));
     result_["unregister_seconds"] = seconds_since(end_begin);
     if (!settings_.files.empty()) CKPT_RETURN_IF_ERROR(register_files());
+    if (settings_.from_device) CKPT_RETURN_IF_ERROR(register_device_memory());
   }
   const auto begin = Clock::now();
   CKPT_RETURN_IF_ERROR(server_->gather_metas(kName));
@@ -231,7 +265,8 @@ Status RankRun::measure_update(bool verify, json& updates) {
               {"buckets", report.buckets},
               {"verified_tensors", report.verified_tensors},
               {"ring_bytes", report.ring_bytes},
-              {"staging_bytes", report.staging_bytes}};
+              {"staging_bytes", report.staging_bytes},
+              {"communicator_bytes", report.communicator_bytes}};
   if (worker_numbers.size() > 4) one["worker_release_seconds"] = std::stod(worker_numbers[4]);
   for (const StageReport& stage : report.stages) one["stages"][stage.name] = stage.seconds;
   updates.push_back(std::move(one));

@@ -19,13 +19,15 @@ struct Settings {
   int shrink = 1;        ///< divides every dimension: small checkpoints for dry runs
   std::string ring = "0", bucket = "0", chunk = "32MiB";
   std::string collective = "auto";
+  std::string overlap = "auto";
   int updates = 5;
   int load_threads = 0;
   std::string worker;  ///< a command that is a worker instead of our own (bench/stock_worker.py)
   int kill_rank = -1;  ///< instead of the measurements: this rank dies in an update, and the
                        ///< workers are updated by new ranks
-  std::string files;   ///< a folder: registration from files in the page cache is measured too
-  std::string json;    ///< a file to which the result is appended as one line
+  bool from_device = false;  ///< registration from tensors on the device is measured too
+  std::string files;  ///< a folder: registration from files in the page cache is measured too
+  std::string json;   ///< a file to which the result is appended as one line
 
   // Of the processes that a run starts.
   std::string role;  ///< empty, "rank" or "worker"
@@ -40,8 +42,10 @@ struct Settings {
 inline constexpr const char* kUsage =
     "usage: gpu_update [--device cuda|host] [--gib G] [--ranks N] [--gpus M] [--isolate 1]\n"
     "                  [--ring SIZE] [--bucket SIZE] [--chunk SIZE] [--collective auto|peer|nccl]\n"
-    "                  [--hosts H] [--worker COMMAND] [--kill-rank R] [--updates K]\n"
-    "                  [--load-threads T] [--files DIR] [--shrink D] [--json FILE]\n";
+    "                  [--overlap auto|on|off] [--hosts H] [--worker COMMAND] [--kill-rank R] "
+    "[--updates K]\n"
+    "                  [--load-threads T] [--files DIR] [--from-device 1] [--shrink D] [--json "
+    "FILE]\n";
 
 Result<Settings> parse_settings(const std::vector<std::string>& arguments);
 /// Arguments from which parse_settings makes the same again.

@@ -10,8 +10,13 @@ from . import _core
 from .tensors import torch_if_loaded
 
 
-def make(server: _core.ParameterServer, master_addr: str | None, timeout: timedelta) -> bool:
-    """Makes the group over all ranks where torch is loaded and has none; True when this call made it. Collective."""
+def make(
+    server: _core.ParameterServer, master_addr: str | None, gpu_count: int | None, timeout: timedelta
+) -> bool:
+    """Makes the group over all ranks where torch is loaded and has none; True when this call made it. Collective.
+
+    Where there are GPUs, this rank's becomes torch's current one, as the field's package makes it: nccl needs it.
+    """
     torch = torch_if_loaded()
     if torch is None or not torch.distributed.is_available() or torch.distributed.is_initialized():
         return False
@@ -29,7 +34,10 @@ def make(server: _core.ParameterServer, master_addr: str | None, timeout: timede
     else:
         port = int(server.all_gather(b"", seconds)[0])
         store = torch.distributed.TCPStore(host, port, server.world_size, is_master=False, timeout=timeout)
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "nccl"
+        torch.cuda.set_device(server.rank % (gpu_count or torch.cuda.device_count()))
     torch.distributed.init_process_group(
         backend, store=store, rank=server.rank, world_size=server.world_size, timeout=timeout
     )

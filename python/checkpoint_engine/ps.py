@@ -110,6 +110,7 @@ class ParameterServer:
         options.external_hub = external_hub
         options.load_threads = load_threads
         self._master_addr = master_addr
+        self._gpu_count = gpu_count
         self._auto_pg = auto_pg
         self._torch_group_is_ours = False
         self._server = _core.ParameterServer(options)
@@ -202,7 +203,7 @@ class ParameterServer:
 
         The engine itself needs none; programs that call torch.distributed between the calls do. Collective.
         """
-        self._torch_group_is_ours |= _torch_group.make(self._server, self._master_addr, timeout)
+        self._torch_group_is_ours |= _torch_group.make(self._server, self._master_addr, self._gpu_count, timeout)
 
     def store_based_barrier(self, timeout: timedelta = timedelta(minutes=5)) -> None:
         """Waits until every rank of the job has called it."""

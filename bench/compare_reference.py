@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Our ranks and those of the field's package checkpoint-engine 0.4.2 in one run: the same checkpoint (qwen3 names and shapes, bf16,
-from tensors in memory), the same worker processes (the package's own worker, which copies every tensor into its own parameters), the
-same GPUs; then ours with the native worker. Reported for each: registration, unregistration, gather, first update, later ones (median),
-extra device memory at its peak, processor seconds. Every byte is compared on the worker's side after the first and the last update.
+"""Our ranks and those of the field's package checkpoint-engine 0.4.2 in one run: the same checkpoint (qwen3 names and
+shapes, bf16, from tensors in memory), the same worker processes (the package's own worker, which copies every tensor
+into its own parameters), the same GPUs; then ours with the native worker. Reported for each: registration,
+unregistration, gather, first update, later ones (median), extra device memory at its peak, processor seconds. Every
+byte is compared on the worker's side after the first and the last update.
 
   bench/compare_reference.py [--gpus N] [--gib 8 32] [--program build/bundle/bin/gpu_update] [--json FILE]
 
@@ -38,12 +39,13 @@ def reference(options, gib):
     for rank in range(options.gpus):
         ours, theirs = socket.socketpair()
         mine, result = socket.socketpair()
-        processes.append(subprocess.Popen([*WORKER.split(), *sizes, "--rank", str(rank), "--peer-fd", str(theirs.fileno())],
-                                          pass_fds=[theirs.fileno()]))
+        own = [*sizes, "--rank", str(rank), "--peer-fd"]
+        processes.append(subprocess.Popen([*WORKER.split(), *own, str(theirs.fileno())], pass_fds=[theirs.fileno()]))
         processes.append(subprocess.Popen(
-            [sys.executable, str(HERE / "compare" / "reference_rank.py"), *sizes, "--rank", str(rank), "--ranks", str(options.gpus),
-             "--updates", str(options.updates), "--peer-fd", str(ours.fileno()), "--result-fd", str(result.fileno()),
-             "--barrier-port", str(barrier_port)], pass_fds=[ours.fileno(), result.fileno()], env=environment))
+            [sys.executable, str(HERE / "compare" / "reference_rank.py"), *own, str(ours.fileno()),
+             "--ranks", str(options.gpus), "--updates", str(options.updates), "--result-fd", str(result.fileno()),
+             "--barrier-port", str(barrier_port)],
+            pass_fds=[ours.fileno(), result.fileno()], env=environment))
         for end in (ours, theirs, result):
             end.close()
         results.append(mine)
@@ -61,8 +63,9 @@ def reference(options, gib):
 def ours(options, gib, worker):
     """What gpu_update measures, with updates that are verified."""
     out = pathlib.Path(f"/tmp/compare-reference-{os.getpid()}.json")
-    command = [options.program, "--device", options.device, "--gib", str(gib), "--shrink", str(options.shrink), "--ranks",
-               str(options.gpus), "--gpus", str(options.gpus), "--updates", str(options.updates), "--json", str(out)]
+    command = [options.program, "--device", options.device, "--gib", str(gib), "--shrink", str(options.shrink),
+               "--ranks", str(options.gpus), "--gpus", str(options.gpus), "--updates", str(options.updates),
+               "--json", str(out)]
     if worker:
         command += ["--worker", worker]
     try:
@@ -77,8 +80,9 @@ def row(name, figures, ceiling, base):
     size = figures["total_bytes"]
     speed = f"{base['later_seconds'] / figures['later_seconds']:5.2f} x" if base else "       "
     share = f"{size / ceiling / 1e7 / figures['later_seconds']:5.1f} %" if ceiling else "       "
-    return (f"{name:24} {size / 1e9:7.2f} {size / figures['register_first_seconds'] / 1e9:8.2f} {size / figures['register_seconds'] / 1e9:7.2f} "
-            f"{figures['unregister_seconds']:9.3f} {figures['gather_seconds'] * 1e3:9.1f} {figures['first_seconds']:8.3f} "
+    return (f"{name:24} {size / 1e9:7.2f} {size / figures['register_first_seconds'] / 1e9:8.2f} "
+            f"{size / figures['register_seconds'] / 1e9:7.2f} {figures['unregister_seconds']:9.3f} "
+            f"{figures['gather_seconds'] * 1e3:9.1f} {figures['first_seconds']:8.3f} "
             f"{figures['later_seconds']:8.3f} {share} {speed} {figures['extra_device_bytes'] / 2**30:6.2f} "
             f"{figures['rank_cpu_seconds']:6.2f} {figures['worker_cpu_seconds']:6.2f}")
 
@@ -91,11 +95,12 @@ def main():
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--device", choices=["cuda", "host"], default="cuda")
     bundled = HERE.parent / "bin" / "gpu_update"
-    parser.add_argument("--program", default=str(bundled if bundled.exists() else HERE.parent / "build/bundle/bin/gpu_update"))
+    built = HERE.parent / "build" / "bundle" / "bin" / "gpu_update"
+    parser.add_argument("--program", default=str(bundled if bundled.exists() else built))
     parser.add_argument("--json", help="a file to which each row is appended")
     options = parser.parse_args()
-    head = (f"{'':24} {'GB':>7} {'regist.':>8} {'again':>7} {'unreg. s':>9} {'gather ms':>9} {'first s':>8} {'later s':>8} {'of H2D':>7} "
-            f"{'speed':>7} {'GiB':>6} {'cpu s':>6} {'worker':>6}")
+    head = (f"{'':24} {'GB':>7} {'regist.':>8} {'again':>7} {'unreg. s':>9} {'gather ms':>9} "
+            f"{'first s':>8} {'later s':>8} {'of H2D':>7} {'speed':>7} {'GiB':>6} {'cpu s':>6} {'worker':>6}")
     print(head, flush=True)
     for gib in options.gib:
         base = ceiling = None
@@ -111,7 +116,8 @@ def main():
                     record(options, "0.4.2", gib, base)
             print(row(name, figures, ceiling, base), flush=True)
             if worker:
-                print(f"{'':24} of that, the worker's own release and garbage collection: {figures['worker_release_seconds']:.3f} s "
+                print(f"{'':24} of that, the worker's own release and garbage collection: "
+                      f"{figures['worker_release_seconds']:.3f} s "
                       f"(the run took {time.monotonic() - begin:.0f} s)", flush=True)
             record(options, name, gib, figures)
 

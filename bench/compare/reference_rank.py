@@ -1,5 +1,6 @@
-"""One rank of the field's package checkpoint-engine 0.4.x: measures what gpu_update measures of ours, with the same workers and the
-same weights. Started by compare_reference.py, one process for each rank; its result is one line of JSON on --result-fd."""
+"""One rank of the field's package checkpoint-engine 0.4.x: measures what gpu_update measures of ours, with the same
+workers and the same weights. Started by compare_reference.py, one process for each rank; its result is one line of
+JSON on --result-fd."""
 import argparse
 import json
 import os
@@ -79,7 +80,8 @@ class Rank:
         answers = []
         self.barrier()
         processor, begin = time.process_time(), time.perf_counter()
-        self.server.update("bench", lambda addresses: answers.append(self.worker.ask(f"update {addresses[self.rank][1]} trust")))
+        self.server.update(
+            "bench", lambda addresses: answers.append(self.worker.ask(f"update {addresses[self.rank][1]} trust")))
         seconds, processor = time.perf_counter() - begin, time.process_time() - processor
         while not answers:  # the package does not wait for it
             time.sleep(0.001)
@@ -108,7 +110,8 @@ class Rank:
         watch = MemoryWatch()
         self.update()
         middle = lambda member: statistics.median_high(one[member] for one in later)  # noqa: E731
-        result |= {"first_seconds": first["seconds"], "later_seconds": middle("seconds"), "rank_cpu_seconds": middle("cpu_seconds"),
+        result |= {"first_seconds": first["seconds"], "later_seconds": middle("seconds"),
+                   "rank_cpu_seconds": middle("cpu_seconds"),
                    "worker_cpu_seconds": middle("worker_cpu_seconds"), "extra_device_bytes": before - watch.stop(),
                    "total_bytes": self.total, "all_seconds": [one["seconds"] for one in later]}
         self.barrier()
@@ -117,9 +120,9 @@ class Rank:
 
 def main():
     parser = argparse.ArgumentParser()
-    for name, kind in [("gib", float), ("shrink", int), ("ranks", int), ("gpus", int), ("rank", int), ("updates", int), ("peer-fd", int),
-                       ("result-fd", int), ("barrier-port", int)]:
-        parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--gib", type=float, required=True)
+    for name in ("shrink", "ranks", "gpus", "rank", "updates", "peer-fd", "result-fd", "barrier-port"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     os.environ.update(RANK=str(options.rank), WORLD_SIZE=str(options.ranks), LOCAL_RANK=str(options.rank))
     result = Rank(options).run()

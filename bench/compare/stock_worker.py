@@ -1,11 +1,12 @@
-"""A worker as an engine has it that runs the Python package checkpoint-engine: its `update_weights_from_ipc`, unmodified, and a
-`load_weights` that copies every tensor into the model's own parameters. Serves its rank, gpu_update or compare_reference.py, over
-the socket --peer-fd in lines of text:
+"""A worker as an engine has it that runs the Python package checkpoint-engine: its `update_weights_from_ipc`,
+unmodified, and a `load_weights` that copies every tensor into the model's own parameters. Serves its rank, gpu_update
+or compare_reference.py, over the socket --peer-fd in lines of text:
   ping NONCE            -> pong NONCE
   poison                -> ok              overwrites all parameters
   compare               -> ok              every byte is what was registered, else "error ..."
   update ADDRESS MODE   -> ok SECONDS LOADING PROCESSOR RELEASE, all in seconds
-RELEASE is what the package's own release takes without an update (garbage collection, emptying of caches), measured at `poison`."""
+RELEASE is what the package's own release takes without an update (garbage collection, emptying of caches), measured at
+`poison`."""
 import argparse
 import gc
 import socket
@@ -39,7 +40,8 @@ class Worker:
         self.module = torch.cuda if self.on_gpu else serve_host_memory()
         self.tensors, _ = weights.layout(options.gib, options.shrink)
         self.expected = weights.words(self.tensors, self.device)
-        self.parameters = {name: torch.empty(shape, dtype=torch.bfloat16, device=self.device) for name, shape in self.tensors}
+        self.parameters = {name: torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+                           for name, shape in self.tensors}
         self.context = zmq.Context()
         self.release_seconds = 0.0
         self.module.empty_cache()
@@ -63,8 +65,8 @@ class Worker:
 
     def compare(self):
         for i, (name, shape) in enumerate(self.tensors):
-            found, right = self.parameters[name].view(torch.int16), weights.expected(self.expected, i, shape).view(torch.int16)
-            if not torch.equal(found, right):
+            right = weights.expected(self.expected, i, shape)
+            if not torch.equal(self.parameters[name].view(torch.int16), right.view(torch.int16)):
                 return f"error {name} differs from what was registered"
         self.module.empty_cache()
         return "ok"

@@ -1,5 +1,5 @@
-"""The checkpoint of a run, as bench/gpu_update/weights.cc makes it: qwen3 names and shapes, bf16, and bytes that every process can
-compute. Tensors are slices of one buffer of random words, each beginning elsewhere."""
+"""The checkpoint of a run, as bench/gpu_update/weights.cc makes it: qwen3 names and shapes, bf16, and bytes that every
+process can compute. Tensors are slices of one buffer of random words, each beginning elsewhere."""
 import torch
 
 SHIFT = 4096 + 64  # bytes from the beginning of a tensor to that of the next
@@ -12,8 +12,9 @@ def layout(gib, shrink=1):
     total, layer = bytes_of(tensors[0][1]), 0
     while total < int(gib * 2**30):
         prefix = f"model.layers.{layer}."
-        more = [(prefix + "self_attn.q_proj.weight", (hidden, hidden)), (prefix + "self_attn.k_proj.weight", (kv, hidden)),
-                (prefix + "self_attn.v_proj.weight", (kv, hidden)), (prefix + "self_attn.o_proj.weight", (hidden, hidden)),
+        more = [(prefix + "self_attn.q_proj.weight", (hidden, hidden)),
+                (prefix + "self_attn.k_proj.weight", (kv, hidden)), (prefix + "self_attn.v_proj.weight", (kv, hidden)),
+                (prefix + "self_attn.o_proj.weight", (hidden, hidden)),
                 (prefix + "mlp.gate_proj.weight", (inner, hidden)), (prefix + "mlp.up_proj.weight", (inner, hidden)),
                 (prefix + "mlp.down_proj.weight", (hidden, inner)), (prefix + "input_layernorm.weight", (hidden,)),
                 (prefix + "post_attention_layernorm.weight", (hidden,))]

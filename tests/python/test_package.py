@@ -174,8 +174,8 @@ def test_a_tensor_that_the_engine_keeps_is_an_error_by_name(server):
 def test_deadline(server):
     server.register_checkpoint("c", named_tensors=make_tensors())
     server.gather_metas("c")
-    with pytest.raises(TimeoutError, match="no worker has connected"):
-        server.update("c", lambda addresses: None, timeout=0.5)
+    with pytest.raises(TimeoutError):
+        server.update("c", lambda addresses: None, timeout=1)
 
 
 def test_prepare_abort_commit(server):

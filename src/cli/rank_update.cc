@@ -150,7 +150,7 @@ class RankUpdate {
     return write_text_file(command_.save_metas_file, json);
   }
 
-  EngineCallOptions call_options() const {
+  EngineCallOptions call_options() {
     EngineCallOptions options;
     options.engine = settings_.engine;
     options.endpoints = settings_.endpoints;
@@ -160,6 +160,11 @@ class RankUpdate {
     options.update.pause_mode = command_.pause;
     if (!command_.weight_version.empty()) options.update.weight_version = command_.weight_version;
     options.interrupt = interrupt_.signal();
+    options.observer = [this](const EngineAnswered& answer) {
+      // One call at a time; and the update's end, before which the report is not read, joins it.
+      report_.engine_answers.push_back(
+          {answer.engine, answer.path, answer.status, answer.seconds, answer.body});
+    };
     options.announce = [](int instance, const std::map<std::string, std::string>& addresses) {
       for (const auto& [key, address] : addresses) {
         say(concat("instance ", instance, ": worker ", key, " is awaited at ", address));

@@ -34,6 +34,27 @@ std::vector<StageReport> parse_stages(const ordered_json& all) {
   return stages;
 }
 
+ordered_json answers_json(const std::vector<EngineAnswerReport>& answers) {
+  ordered_json all = ordered_json::array();
+  for (const EngineAnswerReport& answer : answers) {
+    all.push_back({{"engine", answer.engine},
+                   {"path", answer.path},
+                   {"status", answer.status},
+                   {"seconds", answer.seconds},
+                   {"body", answer.body}});
+  }
+  return all;
+}
+
+std::vector<EngineAnswerReport> parse_answers(const ordered_json& all) {
+  std::vector<EngineAnswerReport> answers;
+  for (const auto& answer : all) {
+    answers.push_back({answer.at("engine"), answer.at("path"), answer.at("status"),
+                       answer.at("seconds"), answer.at("body")});
+  }
+  return answers;
+}
+
 ordered_json update_json(const UpdateReport& report) {
   return {{"epoch", report.epoch},
           {"checkpoint", report.checkpoint_name},
@@ -91,6 +112,7 @@ ordered_json updates_json(std::span<const UpdateReport> reports) {
 ordered_json rank_json(const RankReport& report) {
   ordered_json json = {
       {"rank", report.rank}, {"host", report.host}, {"setup", stages_json(report.setup)}};
+  if (!report.engine_answers.empty()) json["engine_answers"] = answers_json(report.engine_answers);
   if (report.updates.empty()) return json;
   json.update(update_json(report.updates.back()));
   if (report.updates.size() > 1) {
@@ -110,6 +132,7 @@ std::string encode_rank_report(const RankReport& report) {
   return dump({{"rank", report.rank},
                {"host", report.host},
                {"setup", stages_json(report.setup)},
+               {"engine_answers", answers_json(report.engine_answers)},
                {"updates", updates_json(report.updates)}},
               -1);
 }
@@ -120,6 +143,7 @@ Result<RankReport> decode_rank_report(std::string_view text) try {
   report.rank = json.at("rank");
   report.host = json.at("host");
   report.setup = parse_stages(json.at("setup"));
+  report.engine_answers = parse_answers(json.at("engine_answers"));
   for (const auto& update : json.at("updates")) {
     report.updates.push_back(parse_update(update, report.rank));
   }

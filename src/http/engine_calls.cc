@@ -80,7 +80,7 @@ EngineCall make_engine_call(EngineCallOptions options) {
     }
     CKPT_ASSIGN_OR_RETURN(Endpoint endpoint, instance_endpoint(options, context.rank()));
     const EngineClient client(engine_kind(options.engine), std::move(endpoint),
-                              options.bearer_token);
+                              options.bearer_token, options.observer);
     return call_engine(client, addresses, options.update, options.interrupt, context);
   };
 }

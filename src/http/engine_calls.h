@@ -28,6 +28,8 @@ struct EngineCallOptions {
   EngineUpdateOptions update;
   /// Raised: engine calls end with its cause, and so does the update. May be null.
   std::shared_ptr<AbortSignal> interrupt;
+  /// Told what engines answer; may be empty. On the thread of the call.
+  EngineClient::Observer observer;
   /// kNone: nobody is called; this is given each instance's key -> address map, so that whoever
   /// runs the engine can hand it on. On the thread of the update.
   std::function<void(int instance, const std::map<std::string, std::string>&)> announce;

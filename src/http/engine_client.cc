@@ -22,6 +22,7 @@ constexpr auto kReadyInterval = 250ms;
 constexpr auto kReadyAnswer = 5s;
 /// An engine must not stay paused because the update's own time is over.
 constexpr auto kResumeTime = 10s;
+constexpr std::size_t kObservedBytes = 500;
 
 std::string dump(const json& body) {
   // Addresses and versions come from outside: bytes that are no UTF-8 must not throw.
@@ -38,14 +39,24 @@ bool accepts_update(const HttpResponse& response) {
 
 }  // namespace
 
-EngineClient::EngineClient(EngineKind kind, Endpoint endpoint, std::string bearer_token)
-    : kind_(kind), endpoint_(std::move(endpoint)), bearer_token_(std::move(bearer_token)) {}
+EngineClient::EngineClient(EngineKind kind, Endpoint endpoint, std::string bearer_token,
+                           Observer observer)
+    : kind_(kind),
+      endpoint_(std::move(endpoint)),
+      bearer_token_(std::move(bearer_token)),
+      observer_(std::move(observer)) {}
 
 Result<std::string> EngineClient::call(const std::string& method, const std::string& path,
                                        const std::string& json_body, Deadline deadline,
                                        const AbortSignal& abort) const {
   const HttpRequest request{method, path, json_body, bearer_token_};
+  const auto begin = Deadline::Clock::now();
   CKPT_ASSIGN_OR_RETURN(HttpResponse response, http_request(endpoint_, request, deadline, abort));
+  if (observer_) {
+    const std::chrono::duration<double> taken = Deadline::Clock::now() - begin;
+    observer_({endpoint_.to_string(), path, response.status, taken.count(),
+               response.body.substr(0, kObservedBytes)});
+  }
   CKPT_RETURN_IF_ERROR(check_answer(kind_, endpoint_, request, response));
   return std::move(response.body);
 }

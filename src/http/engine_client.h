@@ -1,6 +1,7 @@
 // A running inference engine, as seen over HTTP: is it ready, and now take new weights.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -27,11 +28,24 @@ struct EngineUpdateOptions {
   std::string rpc_path = "/collective_rpc";
 };
 
+/// What an engine answered to one call.
+struct EngineAnswered {
+  std::string engine;  ///< its endpoint
+  std::string path;
+  int status = 0;
+  double seconds = 0;
+  std::string body;  ///< its beginning, at most 500 bytes
+};
+
 /// Immutable; all methods from any thread. Errors are one line that names the engine, the call and
 /// what to do.
 class EngineClient {
  public:
-  EngineClient(EngineKind kind, Endpoint endpoint, std::string bearer_token = {});
+  using Observer = std::function<void(const EngineAnswered&)>;
+
+  /// `observer` may be empty; it is told of every answer of call(), on that thread.
+  EngineClient(EngineKind kind, Endpoint endpoint, std::string bearer_token = {},
+               Observer observer = {});
 
   const Endpoint& endpoint() const { return endpoint_; }
 
@@ -75,6 +89,7 @@ class EngineClient {
   EngineKind kind_;
   Endpoint endpoint_;
   std::string bearer_token_;
+  Observer observer_;
 };
 
 }  // namespace ckpt

@@ -31,6 +31,9 @@ def test_four_ranks_update_two_instances(tmp_path, checkpoint, receivers, engine
         assert rank["verified_tensors"] == content["total_tensors"] > 0
         assert rank["loaded_bytes"] == content["total_bytes"]
         assert {"connect", "agree", "plan", "allocate", "open", "deliver", "finish"} <= {s["name"] for s in rank["stages"]}
+    answers = [answer for rank in content["ranks"] for answer in rank.get("engine_answers", [])]
+    path = "/collective_rpc" if engine == "vllm" else "/update_weights_from_ipc"
+    assert [(answer["path"], answer["status"]) for answer in answers] == [(path, 200)] * 2 and all(a["body"] for a in answers)
     filled = sum(rank["filled_bytes"] for rank in content["ranks"])
     assert filled == content["total_bytes"] and content["loaded_bytes"] == 4 * filled
     assert content["seconds"] > 0 and content["gb_per_s"] > 0

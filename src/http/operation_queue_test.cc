@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-
-#include <optional>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -15,9 +15,17 @@ namespace {
 using Kind = OperationQueue::Kind;
 using testing::HasSubstr;
 
+/// A turn that the test ends.
+std::unique_ptr<OperationQueue::Turn> begin(OperationQueue& queue, Kind kind,
+                                            const std::string& what) {
+  auto turn = queue.begin(kind, what);
+  EXPECT_TRUE(turn.is_ok()) << turn.status().message();
+  return std::make_unique<OperationQueue::Turn>(std::move(*turn));
+}
+
 TEST(OperationQueue, OneAfterTheOther) {
   OperationQueue queue(4);
-  std::optional<OperationQueue::Turn> first(*queue.begin(Kind::kQueued, "first"));
+  auto first = begin(queue, Kind::kQueued, "first");
   EXPECT_EQ(queue.running(), "first");
   std::atomic<bool> ran{false};
   std::thread second([&] {
@@ -35,7 +43,7 @@ TEST(OperationQueue, OneAfterTheOther) {
 
 TEST(OperationQueue, ASecondUpdateIsRefusedAndAnotherOperationWaits) {
   OperationQueue queue(4);
-  std::optional<OperationQueue::Turn> update(*queue.begin(Kind::kAtOnce, "update a"));
+  auto update = begin(queue, Kind::kAtOnce, "update a");
   const Status refused = queue.begin(Kind::kAtOnce, "update b").status();
   EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.message(), HasSubstr("update a"));
@@ -46,7 +54,7 @@ TEST(OperationQueue, ASecondUpdateIsRefusedAndAnotherOperationWaits) {
 
 TEST(OperationQueue, WaitsForSoManyOnlyAndForNobodyOnceClosed) {
   OperationQueue queue(3);
-  std::optional<OperationQueue::Turn> running(*queue.begin(Kind::kQueued, "running"));
+  auto running = begin(queue, Kind::kQueued, "running");
   std::vector<std::thread> waiting;
   std::atomic<int> closed{0};
   for (int i = 0; i < 2; ++i) {

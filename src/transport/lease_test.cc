@@ -54,7 +54,8 @@ TEST(LeaseTable, ALeaseThatIsNotRenewedEnds) {
   EXPECT_THAT(table.wait_until_free(1, soon()), IsEmpty());
 }
 
-/// An owner with a door and a table, and a reader, over a real transport and a fake one.
+/// An owner with a door and a table, and a reader. Over UCX, tests/p2p_test.cc has them in whole
+/// jobs: UCX 1.13 asserts when an owner's worker is destroyed right behind a handshake, as here.
 class Lease : public ::testing::TestWithParam<const char*> {
  protected:
   Lease() {
@@ -85,7 +86,7 @@ class Lease : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<MemoryRegion> door_;
   std::unique_ptr<Peer> peer_;
 };
-INSTANTIATE_TEST_SUITE_P(, Lease, ::testing::Values("callback", "ucx"),
+INSTANTIATE_TEST_SUITE_P(, Lease, ::testing::Values("callback"),
                          [](const auto& parameter) { return std::string(parameter.param); });
 
 TEST_P(Lease, IsHeldUntilItsKeeperEnds) {

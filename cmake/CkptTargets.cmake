@@ -44,7 +44,7 @@ function(ckpt_test name)
     target_sources(${target} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/tsan_suppressions.cc)
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 300)  # sanitizers on a slow machine; a hang is no less a hang
   endif()
   add_test(NAME ${name} COMMAND ${target})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS unit)

@@ -32,11 +32,8 @@ CLI::Option* add_size(CLI::App& app, const std::string& name, std::uint64_t& byt
 
 const CLI::Range kAnySeconds(0.001, 1e9);
 
-void add_update_job(CLI::App& app, UpdateCommand& o) {
-  app.add_option("--nproc", o.nproc,
-                 "launch so many ranks on this host; without it this process is one rank, under "
-                 "torchrun, mpirun or srun")
-      ->check(CLI::Range(0, 4096));
+/// What `update` and `serve` say alike of their job.
+void add_job(CLI::App& app, RankOptions& o) {
   app.add_option("--rendezvous", o.rendezvous,
                  "HOST:PORT of the hub (default: MASTER_ADDR and MASTER_PORT + 1)");
   app.add_option("--advertise", o.advertise,
@@ -44,19 +41,27 @@ void add_update_job(CLI::App& app, UpdateCommand& o) {
                  "PS_HOST_IP, else what routes to the hub)");
   app.add_flag("--external-hub", o.external_hub,
                "the hub runs already (checkpoint-engine hub), rank 0 starts none");
-  app.add_flag("--launched", o.launched)->group("");  // what the launcher tells its ranks
   app.add_option("--job", o.job, "name of the job; ranks of different jobs refuse each other");
   app.add_option("--secret-file", o.secret_file, "file with a secret that all of the job share");
-  app.add_option("--timeout", o.timeout_seconds,
-                 "seconds for an update, and for its engines to be ready")
-      ->check(kAnySeconds)
-      ->capture_default_str();
   app.add_option("--join-timeout", o.join_timeout_seconds,
                  "seconds to wait for ranks that have not joined yet")
       ->check(kAnySeconds)
       ->capture_default_str();
   app.add_option("--heartbeat-timeout", o.heartbeat_timeout_seconds,
                  "seconds of silence after which a rank that has joined is lost")
+      ->check(kAnySeconds)
+      ->capture_default_str();
+}
+
+void add_update_job(CLI::App& app, UpdateCommand& o) {
+  app.add_option("--nproc", o.nproc,
+                 "launch so many ranks on this host; without it this process is one rank, under "
+                 "torchrun, mpirun or srun")
+      ->check(CLI::Range(0, 4096));
+  add_job(app, o);
+  app.add_flag("--launched", o.launched)->group("");  // what the launcher tells its ranks
+  app.add_option("--timeout", o.timeout_seconds,
+                 "seconds for an update, and for its engines to be ready")
       ->check(kAnySeconds)
       ->capture_default_str();
 }
@@ -87,8 +92,7 @@ void add_update_engine(CLI::App& app, UpdateCommand& o) {
 }
 
 /// What `update` and `serve` say alike of how bytes move.
-template <typename Command>
-void add_transfer(CLI::App& app, Command& o) {
+void add_transfer(CLI::App& app, RankOptions& o) {
   app.add_option("--device", o.device, "where the engine's weights live")
       ->check(CLI::IsMember({"auto", "host", "cuda"}))
       ->capture_default_str();
@@ -215,12 +219,7 @@ void add_serve(CLI::App& app, ServeCommand& o) {
       ->delimiter(',');
   app.add_option("--api-key-file", o.api_key_file, "file with the API key of the engines");
   app.add_option("--ready-file", o.ready_file, "written with the address once calls are taken");
-  app.add_option("--rendezvous", o.rendezvous,
-                 "HOST:PORT of the hub (default: MASTER_ADDR and MASTER_PORT + 1)");
-  app.add_flag("--external-hub", o.external_hub,
-               "the hub runs already (checkpoint-engine hub), rank 0 starts none");
-  app.add_option("--job", o.job, "name of the job; ranks of different jobs refuse each other");
-  app.add_option("--secret-file", o.secret_file, "file with a secret that all of the job share");
+  add_job(app, o);
   app.add_option("--timeout", o.timeout_seconds, "seconds for the other ranks to come to a gather")
       ->check(kAnySeconds)
       ->capture_default_str();

@@ -59,24 +59,6 @@ Result<HttpServerOptions> http_options(const ServeCommand& command) {
   return options;
 }
 
-Result<ParameterServerOptions> server_options(const ServeCommand& command) {
-  ParameterServerOptions options;
-  options.rendezvous = command.rendezvous;
-  options.external_hub = command.external_hub;
-  if (!command.job.empty()) options.job = command.job;
-  CKPT_ASSIGN_OR_RETURN(options.secret, read_secret_file(command.secret_file));
-  options.hub_linger_seconds = kHubLinger;
-  options.collective_timeout_seconds = command.timeout_seconds;
-  options.device = command.device;
-  options.collective = command.collective;
-  options.release_communicators = command.release_communicators;
-  options.overlap = command.overlap;
-  options.ring_bytes = command.ring_bytes;
-  options.bucket_bytes = command.bucket_bytes;
-  options.chunk_bytes = command.chunk_bytes;
-  return options;
-}
-
 std::string with_rank(std::string text, int rank) {
   constexpr std::string_view kPlace = "{rank}";
   const auto at = text.find(kPlace);
@@ -97,6 +79,8 @@ Result<Setup> read_setup(const ServeCommand& command) {
   Setup setup;
   CKPT_ASSIGN_OR_RETURN(setup.http, http_options(command));
   CKPT_ASSIGN_OR_RETURN(setup.server, server_options(command));
+  setup.server.hub_linger_seconds = kHubLinger;
+  setup.server.collective_timeout_seconds = command.timeout_seconds;
   CKPT_ASSIGN_OR_RETURN(setup.service.allowed_folders, canonical_folders(command.allow_paths));
   CKPT_ASSIGN_OR_RETURN(setup.service.engine_token, read_secret_file(command.api_key_file));
   return setup;

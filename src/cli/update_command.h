@@ -1,15 +1,16 @@
 // checkpoint-engine update: puts a checkpoint into running inference engines.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/rank_options.h"
+
 namespace ckpt {
 
 /// The options as given; update_settings.h says what they mean together.
-struct UpdateCommand {
+struct UpdateCommand : RankOptions {
   // Under the names of the field's example program.
   std::string checkpoint_path;
   std::string checkpoint_name;  ///< empty: not given
@@ -29,25 +30,11 @@ struct UpdateCommand {
   std::string pause;
 
   std::string split = "tensors";
-  std::string device = "auto";
-  std::string collective = "auto";
-  bool release_communicators = false;
-  std::string overlap = "auto";
-  std::uint64_t ring_bytes = 0;
-  std::uint64_t bucket_bytes = 0;
-  std::uint64_t chunk_bytes = 0;
   double timeout_seconds = 300;
-  double join_timeout_seconds = 60;
-  double heartbeat_timeout_seconds = 5;
   bool verify = true;
 
-  int nproc = 0;  ///< ranks to launch; 0: this process is a rank
-  std::string rendezvous;
-  std::string advertise;
-  bool external_hub = false;
+  int nproc = 0;          ///< ranks to launch; 0: this process is a rank
   bool launched = false;  ///< by our launcher: rank 0 says what all ranks know
-  std::string job;        ///< empty: "default", or a random one with nproc
-  std::string secret_file;
 
   std::string report_file;
   bool quiet = false;

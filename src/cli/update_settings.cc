@@ -4,7 +4,6 @@
 
 #include "base/env.h"
 #include "base/strings.h"
-#include "cli/secret_file.h"
 
 namespace ckpt {
 namespace {
@@ -105,25 +104,6 @@ Result<UpdateSettings> resolve_settings(const UpdateCommand& command, int world_
   CKPT_RETURN_IF_ERROR(check_instances(settings, command, world_size));
   settings.updates = resolve_updates(command, settings.instance_size);
   return settings;
-}
-
-Result<ParameterServerOptions> server_options(const UpdateCommand& command) {
-  ParameterServerOptions options;
-  options.rendezvous = command.rendezvous;
-  options.advertise = command.advertise;
-  options.external_hub = command.external_hub;
-  if (!command.job.empty()) options.job = command.job;
-  CKPT_ASSIGN_OR_RETURN(options.secret, read_secret_file(command.secret_file));
-  options.join_timeout_seconds = command.join_timeout_seconds;
-  options.heartbeat_timeout_seconds = command.heartbeat_timeout_seconds;
-  options.device = command.device;
-  options.collective = command.collective;
-  options.release_communicators = command.release_communicators;
-  options.overlap = command.overlap;
-  options.ring_bytes = command.ring_bytes;
-  options.bucket_bytes = command.bucket_bytes;
-  options.chunk_bytes = command.chunk_bytes;
-  return options;
 }
 
 }  // namespace ckpt

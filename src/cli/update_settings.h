@@ -26,7 +26,4 @@ Result<UpdateSettings> resolve_settings(const UpdateCommand& command, int world_
 /// Refuses what is wrong whatever the number of ranks is.
 Status check_command(const UpdateCommand& command);
 
-/// This rank's part of the options; secrets are read from their files.
-Result<ParameterServerOptions> server_options(const UpdateCommand& command);
-
 }  // namespace ckpt

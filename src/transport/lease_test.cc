@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "transport/testing/fake_network.h"
-#include "transport/ucx/ucx_transport.h"
 
 namespace ckpt {
 namespace {
@@ -56,7 +55,7 @@ TEST(LeaseTable, ALeaseThatIsNotRenewedEnds) {
 
 /// An owner with a door and a table, and a reader. Over UCX, tests/p2p_test.cc has them in whole
 /// jobs: UCX 1.13 asserts when an owner's worker is destroyed right behind a handshake, as here.
-class Lease : public ::testing::TestWithParam<const char*> {
+class Lease : public ::testing::Test {
  protected:
   Lease() {
     owner_->set_signal_handler(
@@ -65,7 +64,6 @@ class Lease : public ::testing::TestWithParam<const char*> {
         });
     door_ = *owner_->register_memory(&epoch_, sizeof(epoch_));
     peer_ = *reader_->connect(*owner_->descriptor(), {.label = "rank 1"}, soon());
-    // Connected to the end: UCX 1.13 asserts when a worker goes in the middle of its handshake.
     const Door open = door(42);
     EXPECT_TRUE(knock(*reader_, {&open, 1}, soon())[0].is_ok());
   }
@@ -73,10 +71,7 @@ class Lease : public ::testing::TestWithParam<const char*> {
     if (owner_) owner_->set_signal_handler({});
   }
 
-  std::shared_ptr<Transport> make(const char* label) {
-    if (std::string_view(GetParam()) == "callback") return network_.make_transport(label);
-    return std::move(*make_ucx_transport({.label = label}));
-  }
+  std::shared_ptr<Transport> make(const char* label) { return network_.make_transport(label); }
   Door door(std::uint64_t epoch) const { return {peer_.get(), door_->id(), epoch}; }
 
   testing::FakeNetwork network_;
@@ -86,10 +81,7 @@ class Lease : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<MemoryRegion> door_;
   std::unique_ptr<Peer> peer_;
 };
-INSTANTIATE_TEST_SUITE_P(, Lease, ::testing::Values("callback"),
-                         [](const auto& parameter) { return std::string(parameter.param); });
-
-TEST_P(Lease, IsHeldUntilItsKeeperEnds) {
+TEST_F(Lease, IsHeldUntilItsKeeperEnds) {
   {
     LeaseKeeper keeper(*reader_);
     ASSERT_TRUE(keeper.take({door(42)}, soon()).is_ok());
@@ -101,7 +93,7 @@ TEST_P(Lease, IsHeldUntilItsKeeperEnds) {
   EXPECT_THAT(table_.wait_until_free(door_->id(), soon()), IsEmpty());
 }
 
-TEST_P(Lease, AClosedDoorIsNoLossForThoseInside) {
+TEST_F(Lease, AClosedDoorIsNoLossForThoseInside) {
   std::atomic<int> losses{0};
   LeaseKeeper keeper(*reader_, [&](const Status&) { ++losses; });
   ASSERT_TRUE(keeper.take({door(42)}, soon()).is_ok());
@@ -114,8 +106,7 @@ TEST_P(Lease, AClosedDoorIsNoLossForThoseInside) {
   EXPECT_EQ(table_.held(door_->id()), 1u);
 }
 
-TEST_P(Lease, AnOwnerThatFallsSilentIsReported) {
-  if (std::string_view(GetParam()) != "callback") GTEST_SKIP() << "stops an owner of this process";
+TEST_F(Lease, AnOwnerThatFallsSilentIsReported) {
   std::mutex mutex;
   std::condition_variable heard;
   std::string loss;
@@ -135,14 +126,14 @@ TEST_P(Lease, AnOwnerThatFallsSilentIsReported) {
   network_.resume(*owner_);
 }
 
-TEST_P(Lease, AnotherRegistrationIsRefusedByName) {
+TEST_F(Lease, AnotherRegistrationIsRefusedByName) {
   LeaseKeeper keeper(*reader_);
   const Status status = keeper.take({door(41)}, soon());
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("rank 1"));
 }
 
-TEST_P(Lease, NobodyComesInWhenTheDoorIsClosed) {
+TEST_F(Lease, NobodyComesInWhenTheDoorIsClosed) {
   door_->close(soon());
   const Door closed = door(42);
   const auto outcomes = knock(*reader_, {&closed, 1}, soon());
@@ -151,11 +142,7 @@ TEST_P(Lease, NobodyComesInWhenTheDoorIsClosed) {
   EXPECT_THAT(outcomes[0].message(), HasSubstr("rank 1"));
 }
 
-TEST_P(Lease, AnOwnerThatIsGoneIsNamedAndTheOthersAnswer) {
-  if (std::string_view(GetParam()) == "ucx") {
-    GTEST_SKIP() << "UCX 1.13 asserts when a worker is destroyed right behind a handshake; the "
-                    "contract suite kills owners that are processes";
-  }
+TEST_F(Lease, AnOwnerThatIsGoneIsNamedAndTheOthersAnswer) {
   std::uint64_t other_epoch = 7;
   std::unique_ptr<Peer> other_peer;
   Door doors[2];

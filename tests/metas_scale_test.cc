@@ -87,7 +87,7 @@ class Rank {
                                        .world_size = kRanks,
                                        .job = "metas",
                                        .host_id = concat("host-", rank / kRanksEach)},
-                                      soon());
+                                      90s);
     EXPECT_TRUE(client) << client.status().to_string();
     if (client) client_ = std::move(*client);
   }

@@ -33,7 +33,10 @@ struct ParameterServerOptions {
   /// Address or interface under which other hosts read this rank's memory, and through which it
   /// reads theirs. Empty: PS_HOST_IP, else the interface that routes to the hub.
   std::string advertise;
-  double join_timeout_seconds = 60;
+  /// How long to wait for the next rank that joins, and for the hub; the error names those that did
+  /// not come. 0: as heartbeat_timeout_seconds.
+  double join_timeout_seconds = 0;
+  /// Silence after which a rank that has joined is lost, and all others fail.
   double heartbeat_timeout_seconds = 5;
   /// How long rank 0, which runs the hub, waits in its destructor for the others to leave.
   double hub_linger_seconds = 600;

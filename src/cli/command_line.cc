@@ -43,10 +43,11 @@ void add_job(CLI::App& app, RankOptions& o) {
                "the hub runs already (checkpoint-engine hub), rank 0 starts none");
   app.add_option("--job", o.job, "name of the job; ranks of different jobs refuse each other");
   app.add_option("--secret-file", o.secret_file, "file with a secret that all of the job share");
-  app.add_option("--join-timeout", o.join_timeout_seconds,
-                 "seconds to wait for ranks that have not joined yet")
-      ->check(kAnySeconds)
-      ->capture_default_str();
+  app.add_option(
+         "--join-timeout", o.join_timeout_seconds,
+         "seconds to wait for the next rank that joins (default: as --heartbeat-timeout for "
+         "update, 60 for serve, whose ranks are started one by one)")
+      ->check(kAnySeconds);
   app.add_option("--heartbeat-timeout", o.heartbeat_timeout_seconds,
                  "seconds of silence after which a rank that has joined is lost")
       ->check(kAnySeconds)

@@ -15,7 +15,7 @@ struct RankOptions {
   bool external_hub = false;
   std::string job;  ///< empty: "default", or a random one where ranks are launched
   std::string secret_file;
-  double join_timeout_seconds = 60;
+  double join_timeout_seconds = 0;
   double heartbeat_timeout_seconds = 5;
 
   std::string device = "auto";

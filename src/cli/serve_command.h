@@ -9,6 +9,8 @@
 namespace ckpt {
 
 struct ServeCommand : RankOptions {
+  ServeCommand() { join_timeout_seconds = 60; }  // services are started one by one
+
   std::string uds;     ///< Unix socket; "{rank}" in it stands for the rank
   std::string listen;  ///< "host:port" instead; port 0: the kernel chooses
   std::string token_file;

@@ -28,22 +28,22 @@ ControlClient::Impl::Impl(JoinOptions options) : options_(completed(std::move(op
 
 ControlClient::Impl::~Impl() { leave(); }
 
-Status ControlClient::Impl::join(const HostPort& hub, Deadline deadline) {
-  join_deadline_ = deadline;
+Status ControlClient::Impl::join(const HostPort& hub, Deadline::Clock::duration patience) {
+  patience_ = std::chrono::floor<std::chrono::milliseconds>(patience);
   io_ = std::thread([this, hub] { run(hub); });
   std::unique_lock lock(mutex_);
-  const bool settled = stage_changed_.wait_until(lock, deadline.when(), [this] {
-    return stage_ == Stage::kJoined || stage_ == Stage::kClosed;
-  });
-  if (settled) return state_;
-  if (stage_ == Stage::kWelcomed) {
-    return deadline_exceeded(concat("rank ", options_.rank, " has joined at ", hub.to_string(),
-                                    ", but not all other ranks have, and the hub does not say "
-                                    "which: look whether it still runs"));
+  const bool answered = stage_changed_.wait_until(lock, Deadline::after(patience).when(),
+                                                  [this] { return stage_ != Stage::kConnecting; });
+  if (!answered) {
+    return unavailable(concat(options_.hub.to_string(),
+                              " accepts connections, but no hub answers "
+                              "there: check the port"));
   }
-  return unavailable(concat(options_.hub.to_string(),
-                            " accepts connections, but no hub answers "
-                            "there: check the port"));
+  // The hub ends this: the job is complete, or nobody has come for `patience`. If it falls silent,
+  // keep_alive() does, as later.
+  stage_changed_.wait(lock,
+                      [this] { return stage_ == Stage::kJoined || stage_ == Stage::kClosed; });
+  return state_;
 }
 
 Status ControlClient::Impl::state() const {

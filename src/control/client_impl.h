@@ -32,7 +32,7 @@ class ControlClient::Impl {
 
   const JoinOptions& options() const { return options_; }
   /// Connects to `hub`, a literal, and waits until the job is complete.
-  Status join(const HostPort& hub, Deadline deadline);
+  Status join(const HostPort& hub, Deadline::Clock::duration patience);
   Status state() const;
   void leave();
 
@@ -122,7 +122,7 @@ class ControlClient::Impl {
   PeerLostHandler peer_lost_handler_;
 
   // The I/O thread's own; join() sets the first before the thread starts.
-  Deadline join_deadline_ = Deadline::after_seconds(0);
+  std::chrono::milliseconds patience_{0};
   std::unique_ptr<control::SocketContext> context_;
   std::optional<control::Socket> control_;
   std::optional<control::Socket> bulk_;

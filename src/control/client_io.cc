@@ -94,7 +94,6 @@ void ControlClient::Impl::follow_connections() {
 }
 
 void ControlClient::Impl::send_join() {
-  using std::chrono::milliseconds;
   control::Join join;
   join.job = options_.job;
   join.secret = options_.secret;
@@ -103,10 +102,7 @@ void ControlClient::Impl::send_join() {
   join.host_id = options_.host_id;
   join.host_name = host_name();
   join.process = static_cast<std::uint32_t>(getpid());
-  // A little less than the caller's own patience: the hub knows who is missing.
-  const auto left = std::chrono::floor<milliseconds>(join_deadline_.remaining());
-  const auto patience = left - std::min(left / 10, milliseconds(200));
-  join.patience_ms = static_cast<std::uint64_t>(patience.count());
+  join.patience_ms = static_cast<std::uint64_t>(patience_.count());
   control_->send({}, {join, {}});
 }
 

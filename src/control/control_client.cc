@@ -31,10 +31,12 @@ auto key_request(std::string_view key) {
 
 }  // namespace
 
-Result<std::unique_ptr<ControlClient>> ControlClient::join(JoinOptions options, Deadline deadline) {
-  CKPT_ASSIGN_OR_RETURN(const HostPort hub, control::wait_for_listener(options.hub, deadline));
+Result<std::unique_ptr<ControlClient>> ControlClient::join(JoinOptions options,
+                                                           Deadline::Clock::duration patience) {
+  CKPT_ASSIGN_OR_RETURN(const HostPort hub,
+                        control::wait_for_listener(options.hub, Deadline::after(patience)));
   auto impl = std::make_unique<Impl>(std::move(options));
-  CKPT_RETURN_IF_ERROR(impl->join(hub, deadline));
+  CKPT_RETURN_IF_ERROR(impl->join(hub, patience));
   return std::unique_ptr<ControlClient>(new ControlClient(std::move(impl)));
 }
 

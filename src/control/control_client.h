@@ -56,11 +56,13 @@ class ControlClient {
  public:
   using Bytes = std::vector<std::byte>;
 
-  /// Waits for the hub to appear and for all ranks to have joined; at the deadline the error names
-  /// those that have not. A rank that comes back under its number, after its former process is
-  /// known dead, does not wait for others. Refused at once: another job, world size, secret or
-  /// protocol version, or a number that a living rank holds.
-  static Result<std::unique_ptr<ControlClient>> join(JoinOptions options, Deadline deadline);
+  /// Waits until all ranks have joined, for `patience` at most between one and the next, and so
+  /// long for the hub to appear; the error names those that have not come. A rank that comes back
+  /// under its number, after its former process is known dead, does not wait for others. Refused at
+  /// once: another job, world size, secret or protocol version, or a number that a living rank
+  /// holds.
+  static Result<std::unique_ptr<ControlClient>> join(JoinOptions options,
+                                                     Deadline::Clock::duration patience);
   /// Leaves.
   ~ControlClient();
   ControlClient(const ControlClient&) = delete;

@@ -41,7 +41,7 @@ class Job {
     all_.resize(clients_.size());
     std::iota(all_.begin(), all_.end(), 0);
     on_all([this](int rank) {
-      auto client = ControlClient::join(options_of(rank), soon());
+      auto client = ControlClient::join(options_of(rank), 20s);
       EXPECT_TRUE(client) << client.status().to_string();
       if (client) clients_[static_cast<std::size_t>(rank)] = std::move(*client);
     });
@@ -260,7 +260,7 @@ TEST(ControlClient, LeavingFailsTheWaitOfOthersAtOnce) {
   EXPECT_GT(job.begin(rest), epoch);
   leaver.join();
   // And it may come back.
-  auto again = ControlClient::join(job.options_of(2), soon());
+  auto again = ControlClient::join(job.options_of(2), 20s);
   ASSERT_TRUE(again) << again.status().to_string();
   job.slot(2) = std::move(*again);
   job.on_all([&](int rank) { EXPECT_TRUE(job[rank].barrier("x", job.all(), soon()).is_ok()); });
@@ -277,7 +277,7 @@ TEST(ControlClient, WrongJoinsAreRefusedAtOnce) {
   JoinOptions right{
       .hub = (*started)->address(), .rank = 0, .world_size = 2, .job = "a", .secret = "s3cret"};
   const auto refusal = [](const JoinOptions& options) {
-    return ControlClient::join(options, Deadline::after(60s)).status().message();
+    return ControlClient::join(options, 60s).status().message();
   };
   JoinOptions wrong = right;
   wrong.secret = "s3creT";
@@ -295,7 +295,7 @@ TEST(ControlClient, WrongJoinsAreRefusedAtOnce) {
     JoinOptions one = right;
     one.rank = 1;
     // Rank 0 never comes: but it must be there while its double is refused.
-    const auto client = ControlClient::join(one, Deadline::after(2s));
+    const auto client = ControlClient::join(one, 2s);
     EXPECT_EQ(client.status().code(), StatusCode::kDeadlineExceeded);
     EXPECT_THAT(client.status().message(), HasSubstr("rank 0 of 2 never joined"));
   });
@@ -306,8 +306,8 @@ TEST(ControlClient, WrongJoinsAreRefusedAtOnce) {
 }
 
 TEST(ControlClient, NoHubSaysWhy) {
-  const auto client = ControlClient::join({.hub = {"127.0.0.1", 1}, .rank = 0, .world_size = 1},
-                                          Deadline::after(50ms));
+  const auto client =
+      ControlClient::join({.hub = {"127.0.0.1", 1}, .rank = 0, .world_size = 1}, 50ms);
   EXPECT_EQ(client.status().code(), StatusCode::kUnavailable);
   EXPECT_THAT(client.status().message(), HasSubstr("Connection refused"));
 }
@@ -342,7 +342,7 @@ TEST(ControlClient, NamesAndIPv6Work) {
     auto hub = Hub::start({});
     ASSERT_TRUE(hub) << hub.status().to_string();
     auto client = ControlClient::join(
-        {.hub = {host, (*hub)->address().port}, .rank = 0, .world_size = 1}, Deadline::after(5s));
+        {.hub = {host, (*hub)->address().port}, .rank = 0, .world_size = 1}, 5s);
     if (!client && std::string_view(host) == "::1")
       GTEST_SKIP() << "no IPv6 here: " << client.status().message();
     ASSERT_TRUE(client) << client.status().to_string();

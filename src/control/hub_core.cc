@@ -56,7 +56,7 @@ void HubCore::join(const Route& route, const Join& join, TimePoint now) {
        Welcome{member.session, static_cast<std::uint32_t>(options_.heartbeat_interval.count()),
                static_cast<std::uint32_t>(options_.heartbeat_timeout.count())});
   log_debug("control: ", member.describe(), " has joined");
-  next_tick_ = std::min(next_tick_, std::max(now, member.patience));
+  next_tick_ = std::min(next_tick_, std::max(now, membership_.gives_up(member)));
   if (!membership_.complete()) return;
   if (membership_.missing().empty()) return announce_complete();
   send(route, Ready{});
@@ -223,7 +223,9 @@ void HubCore::tick(TimePoint now) {
   next_tick_ = next_beat_;
   for (const auto& [rank, member] : membership_.members()) {
     next_tick_ = std::min(next_tick_, member.last_heard + options_.heartbeat_timeout);
-    if (!membership_.complete()) next_tick_ = std::min(next_tick_, member.patience);
+    if (!membership_.complete()) {
+      next_tick_ = std::min(next_tick_, membership_.gives_up(member));
+    }
   }
 }
 
@@ -232,7 +234,7 @@ void HubCore::expire_patience(TimePoint now) {
   const std::vector<int> missing = membership_.missing();
   std::vector<int> tired;
   for (const auto& [rank, member] : membership_.members()) {
-    if (now >= member.patience) tired.push_back(rank);
+    if (now >= membership_.gives_up(member)) tired.push_back(rank);
   }
   for (const int rank : tired) {
     const Route route = membership_.find(rank)->control;

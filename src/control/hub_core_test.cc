@@ -10,7 +10,9 @@
 namespace ckpt::control {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using namespace std::chrono_literals;
 
 /// A hub whose ranks are routes "r0", "r1", ...; what it sends is kept by route.
@@ -148,6 +150,37 @@ TEST(HubCore, PatienceEndsWithTheNamesOfTheMissing) {
   const auto* refused = std::get_if<Refused>(&out[0].envelope.message);
   ASSERT_NE(refused, nullptr);
   EXPECT_THAT(refused->cause.message(), HasSubstr("ranks 0, 2, 3 of 4 never joined"));
+}
+
+TEST(HubCore, ARankThatComesForTheFirstTimeStartsEverybodysPatienceAnew) {
+  HubCore core(FakeJob::options());
+  const auto join = [&core](int rank, TimePoint when) {
+    Join message;
+    message.rank = rank;
+    message.world_size = 3;
+    message.patience_ms = 300;
+    core.receive(FakeJob::route(rank), {message, {}}, when);
+  };
+  const auto refused = [&core](TimePoint when) {
+    core.take_outgoing();
+    core.tick(when);
+    std::vector<Route> out;
+    for (const Outgoing& sent : core.take_outgoing()) {
+      if (std::holds_alternative<Refused>(sent.envelope.message)) out.push_back(sent.route);
+    }
+    return out;
+  };
+  const TimePoint begin{};
+  join(0, begin);
+  join(1, begin + 200ms);
+  EXPECT_THAT(refused(begin + 499ms), IsEmpty());
+  EXPECT_THAT(refused(begin + 500ms), ElementsAre("r0", "r1"));
+
+  // They try again: each has its patience, but none is a newcomer for the other.
+  join(0, begin + 600ms);
+  join(1, begin + 800ms);
+  EXPECT_THAT(refused(begin + 900ms), ElementsAre("r0"));
+  EXPECT_THAT(refused(begin + 1100ms), ElementsAre("r1"));
 }
 
 TEST(HubCore, SilenceIsALossAndAbortsItsUpdatesOnly) {

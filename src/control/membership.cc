@@ -69,11 +69,11 @@ Status Membership::admit(const Join& join, const Route& route, std::string sessi
   terms_.world_size = join.world_size;
   const auto patience = std::chrono::milliseconds(
       std::min<std::uint64_t>(join.patience_ms, 1000ULL * 3600 * 24 * 365));
-  members_[join.rank] =
-      Member{join.rank, join.host_id, join.host_name, join.process, std::move(session), route,
-             Route(),   now,          now + patience};
+  members_[join.rank] = Member{
+      join.rank, join.host_id, join.host_name, join.process, std::move(session), route, Route(),
+      now,       now,          patience};
   routes_[route] = join.rank;
-  gone_.erase(join.rank);
+  if (gone_.erase(join.rank) == 0) last_newcomer_ = now;
   used_ = true;
   complete_ = complete_ || static_cast<int>(members_.size()) == world_size();
   return Status::ok();

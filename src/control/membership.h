@@ -1,6 +1,7 @@
 // Who has joined, who is lost, who never came. Pure logic of the hub.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -24,9 +25,10 @@ struct Member {
   std::string session;
   Route control;
   Route bulk;  ///< empty until the second connection has come
+  TimePoint joined;
   TimePoint last_heard;
-  /// Until the job is complete: when the rank gives up waiting for it.
-  TimePoint patience;
+  /// Until the job is complete: how long the rank waits for the next one that joins.
+  std::chrono::milliseconds patience{0};
   std::map<std::uint64_t, std::string> channels;  ///< epoch -> address
 
   /// "rank 3 (host n7, process 4711)".
@@ -66,6 +68,12 @@ class Membership {
   bool complete() const { return complete_; }
   /// Ranks that are no members.
   std::vector<int> missing() const;
+  /// While the job is not complete: when `member` gives up waiting for it. Every rank that comes
+  /// for the first time starts the patience anew; one that comes back has its own, and gives the
+  /// others none.
+  TimePoint gives_up(const Member& member) const {
+    return std::max(member.joined, last_newcomer_) + member.patience;
+  }
   /// Whether anybody has ever joined.
   bool used() const { return used_; }
   /// Ok, or why a call over `ranks` by `self` cannot work.
@@ -77,6 +85,7 @@ class Membership {
   JobTerms terms_;
   bool complete_ = false;
   bool used_ = false;
+  TimePoint last_newcomer_{};
   std::map<int, Member> members_;
   std::map<Route, int> routes_;
   std::map<int, Status> gone_;  // why

@@ -95,7 +95,7 @@ Result<std::unique_ptr<ControlClient>> join(int port, int rank, int size, std::s
                               .world_size = size,
                               .job = "processes",
                               .host_id = std::move(host)},
-                             soon());
+                             30s);
 }
 
 /// Rank 3 of 4: joins the update, publishes its channel, then sleeps until it is killed.

@@ -81,8 +81,11 @@ Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_
   join.secret = options_.secret;
   join.host_id = host_id_;
   join.hub_is_rank_0 = !options_.external_hub;
+  const double patience = options_.join_timeout_seconds > 0 ? options_.join_timeout_seconds
+                                                            : options_.heartbeat_timeout_seconds;
   CKPT_ASSIGN_OR_RETURN(
-      control_, ControlClient::join(join, Deadline::after_seconds(options_.join_timeout_seconds)));
+      control_, ControlClient::join(join, std::chrono::milliseconds(static_cast<std::int64_t>(
+                                              std::min(patience, 1e9) * 1000))));
   control_->on_peer_lost([job = options_.job](const PeerLost& lost) { rescue_workers(job, lost); });
   control_->set_message_handler(std::move(on_message));
   return Status();
@@ -93,7 +96,7 @@ Status JobMembership::learn_hosts(const Rendezvous& rendezvous) {
   CKPT_ASSIGN_OR_RETURN(
       const auto hosts,
       control_->all_gather("hosts", all_ranks(), mine,
-                           Deadline::after_seconds(options_.join_timeout_seconds)));
+                           Deadline::after_seconds(options_.collective_timeout_seconds)));
   int before_me = 0;
   ranks_on_host_ = 0;
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {

@@ -154,6 +154,17 @@ def test_a_rank_under_torchrun_slurm_or_open_mpi(checkpoint, receivers, rank, si
         assert hub.returncode == 0 and "all ranks have left" in output
 
 
+def test_ranks_that_never_join_are_named_and_nobody_waits_for_them(checkpoint, receivers):
+    engine, port = receivers(), free_port()
+    ranks = [start(*update_arguments(checkpoint, [engine.socket], nproc=0),
+                   env={"RANK": str(i), "WORLD_SIZE": "4", "LOCAL_RANK": str(i), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+             for i in (0, 2)]
+    for process in ranks:
+        output, _ = process.communicate(timeout=45)  # without a word of ours: the heartbeat time
+        assert process.returncode == 1, output
+        assert "ranks 1, 3 of 4 never joined" in output, output
+
+
 def can_listen(host):
     try:
         with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):

@@ -1,7 +1,8 @@
 // The main job on the host device, beside the ceiling of the machine in the same run: 4 ranks put a
 // checkpoint of min(4 GiB, a tenth of memory) into 4 workers. Rate = (filled + loaded bytes) / time
-// of commit; the ceiling is a memcpy of as many bytes by as many threads. Then the first bucket: an
-// update is prepared, its ring fills, and only then the engine is called.
+// of commit; the ceiling is a memcpy of as many bytes by as many threads, the mean of one right
+// before and one right after: on a machine that others use too it changes from second to second.
+// Then the first bucket: an update is prepared, its ring fills, and only then the engine is called.
 //
 //   usage: host_update [--bytes SIZE] [--updates N] [--ring SIZE] [--chunk SIZE] [--check]
 //   --check: exit code 1 when a target of docs/benchmarks.md is missed
@@ -11,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/shared_memory.h"
@@ -26,6 +28,14 @@ constexpr int kRanks = 4;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double least(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
+}
+
+double most(const std::vector<double>& values) {
+  return *std::max_element(values.begin(), values.end());
 }
 
 double median(std::vector<double> values) {
@@ -84,7 +94,7 @@ double memcpy_seconds(std::uint64_t bytes, int threads) {
 }
 
 struct Measured {
-  std::vector<double> ratios;         // of the memcpy in the same round
+  std::vector<double> ratios;         // of the memcpys on both sides
   std::vector<double> rates;          // GB/s
   std::vector<double> first_buckets;  // seconds, of updates prepared right before the call
 };
@@ -164,6 +174,7 @@ int main(int argc, char** argv) {
   engines.emplace_back(kRanks);
   Measured measured[2];
   std::uint64_t moved = 0;
+  double ceiling_before = 0;
   for (int round = -1; round < updates; ++round) {
     for (const bool verify : {false, true}) {
       ckpt::UpdateOptions options;
@@ -182,8 +193,9 @@ int main(int argc, char** argv) {
         seconds = std::max(seconds, report.commit_seconds);
         first = std::max(first, report.first_bucket_seconds);
       }
+      const double ceiling_after = memcpy_seconds(moved, 2 * kRanks);
+      const double ceiling = (std::exchange(ceiling_before, ceiling_after) + ceiling_after) / 2;
       if (round < 0) continue;  // touches the workers' memory
-      const double ceiling = memcpy_seconds(moved, 2 * kRanks);
       measured[verify].ratios.push_back(ceiling / seconds);
       measured[verify].rates.push_back(static_cast<double>(moved) / seconds / 1e9);
       measured[verify].first_buckets.push_back(first);
@@ -202,11 +214,12 @@ int main(int argc, char** argv) {
   std::printf("%d ranks, %d workers, checkpoint %s, %d updates, %s moved in each; medians\n",
               kRanks, kRanks, ckpt::format_bytes(job.reports[0].total_bytes).c_str(), updates,
               ckpt::format_bytes(moved).c_str());
-  std::printf("%-14s %8s %18s %22s\n", "", "GB/s", "ratio to memcpy", "first bucket after ms");
+  std::printf("%-14s %8s %26s %22s\n", "", "GB/s", "ratio to memcpy", "first bucket after ms");
   for (const bool verify : {false, true}) {
     const Measured& m = measured[verify];
-    std::printf("%-14s %8.2f %18.2f %22.2f\n", verify ? "verified" : "not verified",
-                median(m.rates), median(m.ratios), median(m.first_buckets) * 1e3);
+    std::printf("%-14s %8.2f %9.2f (%.2f to %.2f) %22.2f\n", verify ? "verified" : "not verified",
+                median(m.rates), median(m.ratios), least(m.ratios), most(m.ratios),
+                median(m.first_buckets) * 1e3);
   }
   std::printf(
       "an update prepared %lld ms before the call: first bucket after %.2f ms on the first rank, "

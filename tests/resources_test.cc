@@ -85,5 +85,12 @@ TEST(Resources, StayFlatOverFiftyUpdatesWithRingsOfTheirOwn) {
   expect_flat_over_fifty_updates({.ranks = 3, .collective = "peer"});
 }
 
+TEST(Resources, StayFlatOverFiftyUpdatesWithKeptBuffers) {
+  expect_flat_over_fifty_updates(
+      {.ranks = 3, .collective = "peer", .adjust = [](ParameterServerOptions& options) {
+         options.keep_buffers = true;
+       }});
+}
+
 }  // namespace
 }  // namespace ckpt::testing

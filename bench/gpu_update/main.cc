@@ -92,6 +92,8 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"worker", settings.worker.empty() ? "native" : settings.worker},
               {"collective", settings.collective},
               {"overlap", settings.overlap},
+              {"keep_buffers", settings.keep_buffers},
+              {"release_communicators", settings.release_communicators},
               {"ring", settings.ring},
               {"bucket", settings.bucket},
               {"chunk", settings.chunk},

@@ -110,6 +110,8 @@ Status RankRun::start() {
   options.device = settings_.device;
   options.collective = settings_.collective;
   options.overlap = settings_.overlap;
+  options.keep_buffers = settings_.keep_buffers;
+  options.release_communicators = settings_.release_communicators;
   options.load_threads = settings_.load_threads;
   CKPT_ASSIGN_OR_RETURN(options.ring_bytes, parse_bytes(settings_.ring));
   CKPT_ASSIGN_OR_RETURN(options.bucket_bytes, parse_bytes(settings_.bucket));
@@ -266,7 +268,9 @@ Status RankRun::measure_update(bool verify, json& updates) {
               {"verified_tensors", report.verified_tensors},
               {"ring_bytes", report.ring_bytes},
               {"staging_bytes", report.staging_bytes},
-              {"communicator_bytes", report.communicator_bytes}};
+              {"communicator_bytes", report.communicator_bytes},
+              {"allocated_bytes", report.allocated_bytes},
+              {"kept_bytes", report.kept_bytes}};
   if (worker_numbers.size() > 4) one["worker_release_seconds"] = std::stod(worker_numbers[4]);
   for (const StageReport& stage : report.stages) one["stages"][stage.name] = stage.seconds;
   updates.push_back(std::move(one));

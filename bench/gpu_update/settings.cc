@@ -58,6 +58,8 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--chunk", text(settings.chunk)},
       {"--collective", text(settings.collective)},
       {"--overlap", text(settings.overlap)},
+      {"--keep-buffers", flag(settings.keep_buffers)},
+      {"--release-communicators", flag(settings.release_communicators)},
       {"--updates", number(settings.updates)},
       {"--load-threads", number(settings.load_threads)},
       {"--files", text(settings.files)},

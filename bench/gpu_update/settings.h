@@ -20,6 +20,8 @@ struct Settings {
   std::string ring = "0", bucket = "0", chunk = "32MiB";
   std::string collective = "auto";
   std::string overlap = "auto";
+  bool keep_buffers = false;
+  bool release_communicators = false;
   int updates = 5;
   int load_threads = 0;
   std::string worker;  ///< a command that is a worker instead of our own (bench/stock_worker.py)
@@ -42,7 +44,8 @@ struct Settings {
 inline constexpr const char* kUsage =
     "usage: gpu_update [--device cuda|host] [--gib G] [--ranks N] [--gpus M] [--isolate 1]\n"
     "                  [--ring SIZE] [--bucket SIZE] [--chunk SIZE] [--collective auto|peer|nccl]\n"
-    "                  [--overlap auto|on|off] [--hosts H] [--worker COMMAND] [--kill-rank R] "
+    "                  [--overlap auto|on|off] [--keep-buffers 1] [--release-communicators 1]\n"
+    "                  [--hosts H] [--worker COMMAND] [--kill-rank R] "
     "[--updates K]\n"
     "                  [--load-threads T] [--files DIR] [--from-device 1] [--shrink D] [--json "
     "FILE]\n";

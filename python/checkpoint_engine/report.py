@@ -37,6 +37,8 @@ class UpdateReport:
     wire: str  # "native", "stock", or empty where this rank has no worker
     ring_bytes: int
     staging_bytes: int
+    allocated_bytes: int  # of ring and staging, in this update
+    kept_bytes: int  # for the next (keep_buffers)
 
     @classmethod
     def from_fields(cls, fields: dict) -> UpdateReport:

@@ -234,6 +234,7 @@ void bind_options(nb::module_& module) {
       .def_rw("collective_timeout_seconds", &Options::collective_timeout_seconds)
       .def_rw("device", &Options::device)
       .def_rw("collective", &Options::collective)
+      .def_rw("keep_buffers", &Options::keep_buffers)
       .def_rw("ring_bytes", &Options::ring_bytes)
       .def_rw("bucket_bytes", &Options::bucket_bytes)
       .def_rw("chunk_bytes", &Options::chunk_bytes)

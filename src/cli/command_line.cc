@@ -102,6 +102,8 @@ void add_transfer(CLI::App& app, RankOptions& o) {
       ->capture_default_str();
   app.add_flag("--release-communicators", o.release_communicators,
                "with nccl: free their device memory after each update");
+  app.add_flag("--keep-buffers", o.keep_buffers,
+               "keep ring, staging and what is opened of other ranks between updates");
   app.add_option("--overlap", o.overlap,
                  "off: a bucket enters the ring when the one before it is loaded")
       ->check(CLI::IsMember({"auto", "on", "off"}))

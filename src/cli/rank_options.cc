@@ -16,6 +16,7 @@ Result<ParameterServerOptions> server_options(const RankOptions& given) {
   options.device = given.device;
   options.collective = given.collective;
   options.release_communicators = given.release_communicators;
+  options.keep_buffers = given.keep_buffers;
   options.overlap = given.overlap;
   options.ring_bytes = given.ring_bytes;
   options.bucket_bytes = given.bucket_bytes;

@@ -21,6 +21,7 @@ struct RankOptions {
   std::string device = "auto";
   std::string collective = "auto";
   bool release_communicators = false;
+  bool keep_buffers = false;
   std::string overlap = "auto";
   std::uint64_t ring_bytes = 0;
   std::uint64_t bucket_bytes = 0;

@@ -74,6 +74,8 @@ ordered_json update_json(const UpdateReport& report) {
           {"ring_bytes", report.ring_bytes},
           {"staging_bytes", report.staging_bytes},
           {"communicator_bytes", report.communicator_bytes},
+          {"allocated_bytes", report.allocated_bytes},
+          {"kept_bytes", report.kept_bytes},
           {"stages", stages_json(report.stages)}};
 }
 
@@ -98,6 +100,8 @@ UpdateReport parse_update(const ordered_json& json, int rank) {
   report.ring_bytes = json.at("ring_bytes");
   report.staging_bytes = json.at("staging_bytes");
   report.communicator_bytes = json.at("communicator_bytes");
+  report.allocated_bytes = json.at("allocated_bytes");
+  report.kept_bytes = json.at("kept_bytes");
   report.stages = parse_stages(json.at("stages"));
   return report;
 }

@@ -23,6 +23,8 @@ struct BufferHandle {
   std::string shared_memory;   ///< host: name in /dev/shm
   std::vector<std::byte> ipc;  ///< cuda: the 64 bytes of cudaIpcMemHandle_t
   std::string device_uuid;     ///< cuda: on which GPU it lies
+
+  bool operator==(const BufferHandle&) const = default;
 };
 
 /// Device memory, owned or opened from another process. The destructor frees or closes it.

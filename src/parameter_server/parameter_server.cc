@@ -118,6 +118,7 @@ class ParameterServerImpl : public ParameterServer {
   std::shared_ptr<Device> device_;
   std::unique_ptr<JobMembership> job_;
   std::unique_ptr<KeptCommunicator> communicator_;  // with collective nccl
+  std::unique_ptr<KeptBuffers> kept_;               // with keep_buffers
   std::unique_ptr<CheckpointRegistry> registry_;
 
   RunningCalls running_;
@@ -163,6 +164,7 @@ Status ParameterServerImpl::start() {
     communicator_ =
         std::make_unique<KeptCommunicator>(std::move(nccl), options_.release_communicators);
   }
+  if (options_.keep_buffers) kept_ = std::make_unique<KeptBuffers>();
   registry_ = std::make_unique<CheckpointRegistry>(*job_, *device_, threads,
                                                    options_.collective_timeout_seconds,
                                                    options_.reader_patience_seconds);
@@ -191,6 +193,7 @@ Status ParameterServerImpl::unregister_checkpoint(const std::string& name, bool 
                concat("checkpoint ", quoted(name), " is being updated; commit or abort that first"))
         .on_rank(rank());
   }
+  if (kept_) kept_->release_of(name);
   const Status status = registry_->remove(name, force);
   forget_stale_plan();
   return status;
@@ -314,6 +317,7 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   job_->transport(),
                   job_->signals(),
                   communicator_.get(),
+                  kept_.get(),
                   own == nullptr ? nullptr : &own->pool(),
                   registry_->catalog(),
                   rank(),
@@ -321,6 +325,7 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   job_->host_id(),
                   job_->network(),
                   options_.job,
+                  name,
                   shared_memory_prefix(options_.job, job_->host_id()),
                   epoch,
                   memory_,

@@ -26,6 +26,8 @@ Pass::Pass(const PassSetup& setup, std::uint32_t number, PlannedPass planned)
       local_recipients_(std::move(planned.local_recipients)),
       plan_(std::move(planned.plan)),
       needs_communicator_(planned.needs_communicator),
+      keeps_buffers_(planned.keeps_buffers),
+      reuses_buffers_(planned.reuses_buffers),
       lanes_([this](const Status& status) {
         if (!setup_.abort->raised())
           setup_.control.abort(setup_.epoch, status.on_rank(setup_.rank));
@@ -70,13 +72,22 @@ Status Pass::gather_ready(const char* step, const PassReady& mine) {
   return Status();
 }
 
+std::optional<KeptSet> Pass::kept_from_before() {
+  if (setup_.kept == nullptr) return std::nullopt;
+  if (reuses_buffers_) return setup_.kept->take();
+  // Not all of these recipients have a set in common (one was restarted, say): all drop theirs.
+  if (setup_.kept->offer(recipients_) != KeptBuffers::kNotKept) setup_.kept->release();
+  return std::nullopt;
+}
+
 Status Pass::allocate_and_open(std::string address) {
   const Plan& plan = plan_->plan;
   // A worker that was told to stop may still read the ring of an update that failed: it counts as
   // used memory until then.
   CKPT_RETURN_IF_ERROR(wait_for_rings(setup_.job, setup_.rank, setup_.deadline, *setup_.abort));
   CKPT_ASSIGN_OR_RETURN(PassBuffers buffers,
-                        PassBuffers::allocate(setup_, plan, plan_->schedule, local_recipients_));
+                        PassBuffers::allocate(setup_, plan, plan_->schedule, local_recipients_,
+                                              kept_from_before(), keeps_buffers_));
   buffers_ = std::make_shared<PassBuffers>(std::move(buffers));
 
   PassReady mine;
@@ -210,6 +221,7 @@ Status Pass::start_lanes() {
   // Everybody can hear signals and has opened everything before anybody's first chunk is done.
   CKPT_RETURN_IF_ERROR(setup_.control.barrier(pass_tag("opened", number_), recipients_,
                                               setup_.deadline, setup_.abort.get(), setup_.epoch));
+  buffers.opened_everywhere();
   // A lane that waits for a worker would otherwise be the first to miss the deadline, and hide who
   // really did.
   const Deadline late = Deadline::at(setup_.deadline.when() + std::chrono::seconds(1));
@@ -254,6 +266,19 @@ void Pass::close_when_open_everywhere() {
   if (closed_to_others_) buffers_->close_to_others();
 }
 
+// After the barrier behind every recipient's release: nobody reads any of it.
+void Pass::free_or_keep_buffers() {
+  if (keeps_buffers_) {
+    constexpr std::uint64_t kPassesOfAnEpoch = 1 << 16;
+    setup_.kept->put(buffers_->leave(),
+                     KeptBuffers::kFirstId + setup_.epoch * kPassesOfAnEpoch + number_, recipients_,
+                     setup_.checkpoint_name);
+  } else {
+    buffers_->close_to_others();
+  }
+  buffers_.reset();
+}
+
 Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbacks& callbacks,
                  UpdateReport& report) {
   const auto stage = [&](const char* name, std::uint64_t bytes, auto body) -> Status {
@@ -267,6 +292,7 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   report.buckets = plan_->plan.buckets.size();
   report.ring_bytes = buffers_->ring_bytes();
   report.staging_bytes = buffers_->staging_bytes();
+  report.allocated_bytes += buffers_->allocated_bytes();
   if (setup_.communicator != nullptr) {
     report.communicator_bytes = setup_.communicator->device_bytes();
   }
@@ -306,7 +332,8 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
                                setup_.abort.get(), setup_.epoch);
   }));
   lanes_.join();
-  buffers_->close_opened();  // before the barrier below, after which owners free their staging
+  // Before the barrier below, after which owners free their staging.
+  if (!keeps_buffers_) buffers_->close_opened();
   CKPT_RETURN_IF_ERROR(lanes_.report(report.stages));
   if (fill_) report.filled_bytes += fill_->bytes();
   if (cross_) report.received_bytes += cross_->bytes();
@@ -319,13 +346,13 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   peers_.reset();
   if (ring_region_) ring_region_->close(setup_.deadline);
   ring_region_.reset();
-  buffers_->close_to_others();
-  buffers_.reset();
+  free_or_keep_buffers();
   if (setup_.communicator != nullptr) setup_.communicator->update_over(setup_.deadline);
   CKPT_RETURN_IF_ERROR(
       stage("finish", 0, [&] { return channel.finish(setup_.deadline, *setup_.abort); }));
   CKPT_RETURN_IF_ERROR(setup_.control.vote(pass_tag("finished", number_), recipients_, Status(),
                                            setup_.deadline, setup_.abort.get(), setup_.epoch));
+  if (keeps_buffers_) report.kept_bytes = report.ring_bytes + report.staging_bytes;
   ++report.passes;
   return Status();
 }

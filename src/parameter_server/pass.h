@@ -64,6 +64,8 @@ class Pass {
   Status make_local_lanes();
   bool by_nccl(StreamKind kind) const;
   Status start_lanes();
+  std::optional<KeptSet> kept_from_before();
+  void free_or_keep_buffers();
   void close_when_open_everywhere();
   std::size_t index_of(int recipient) const;
 
@@ -74,7 +76,7 @@ class Pass {
   std::vector<PassReady> ready_;         // one for each recipient
   const std::vector<int> local_recipients_;
   const std::shared_ptr<const CachedPlan> plan_;
-  const bool needs_communicator_;
+  const bool needs_communicator_, keeps_buffers_, reuses_buffers_;
   std::shared_ptr<PassBuffers> buffers_;
   std::unique_ptr<RingCredits> space_;
   std::unique_ptr<MemoryRegion> ring_region_;  // or of the staging that other hosts read

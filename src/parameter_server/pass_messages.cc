@@ -63,11 +63,12 @@ std::vector<std::byte> encode(const PassOffer& offer) {
   }
   const auto lost_owners = builder.CreateVector(lost);
   const auto devices = builder.CreateVectorOfStrings(offer.network.devices);
-  builder.Finish(fb::CreateOffer(
-      builder, host_id, static_cast<std::uint8_t>(offer.device_kind), uuid, offer.available_bytes,
-      offer.ring_bytes, offer.bucket_bytes, offer.chunk_bytes, offer.catalog_fingerprint,
-      offer.verify, static_cast<std::uint8_t>(offer.sharing), offer.instance_size, lost_owners,
-      devices, offer.network.mbit, offer.communicator, offer.overlap));
+  builder.Finish(fb::CreateOffer(builder, host_id, static_cast<std::uint8_t>(offer.device_kind),
+                                 uuid, offer.available_bytes, offer.ring_bytes, offer.bucket_bytes,
+                                 offer.chunk_bytes, offer.catalog_fingerprint, offer.verify,
+                                 static_cast<std::uint8_t>(offer.sharing), offer.instance_size,
+                                 lost_owners, devices, offer.network.mbit, offer.communicator,
+                                 offer.overlap, offer.kept, offer.kept_bytes));
   return finished(builder);
 }
 
@@ -105,7 +106,9 @@ Result<PassOffer> decode_pass_offer(std::span<const std::byte> bytes) {
                   {},
                   {},
                   table->communicator(),
-                  table->overlap()};
+                  table->overlap(),
+                  table->kept(),
+                  table->kept_bytes()};
   offer.network.mbit = table->network_mbit();
   if (table->network_devices() != nullptr) {
     for (const auto* device : *table->network_devices()) {

@@ -45,6 +45,8 @@ struct PassOffer {
   std::uint64_t communicator =
       kNotByNccl;  ///< else kNoCommunicator, or the id of the one that the rank has kept
   bool overlap = true;
+  std::uint64_t kept = 0;        ///< KeptBuffers::offer
+  std::uint64_t kept_bytes = 0;  ///< of that set: available as well, fraction applied
 };
 
 /// Second gather: what a rank has allocated and where it waits for its worker.

@@ -14,6 +14,7 @@
 #include "control/control_client.h"
 #include "device/device.h"
 #include "memory/host_pool.h"
+#include "parameter_server/kept_buffers.h"
 #include "plan/plan.h"
 #include "transport/transport.h"
 
@@ -26,6 +27,7 @@ struct PassSetup {
   Transport* transport;            ///< null: this rank has none; a plan that needs one is refused
   ChainSignals* signals;           ///< null exactly when `transport` is
   KeptCommunicator* communicator;  ///< with collective `nccl`, else null
+  KeptBuffers* kept;               ///< null: buffers are not kept between updates
   const HostPool* pool;            ///< what this rank has registered; null: nothing
   std::shared_ptr<const Catalog> catalog;
   int rank;
@@ -33,6 +35,7 @@ struct PassSetup {
   std::string host_id;
   NetworkPlace network;
   std::string job;
+  std::string checkpoint_name;
   std::string shared_prefix;  ///< shared_memory_prefix of this job and host
   std::uint64_t epoch;
   MemoryRequest memory;  ///< its `sharing` decides who has a ring

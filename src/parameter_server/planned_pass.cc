@@ -94,6 +94,11 @@ Result<PassOffer> own_offer(const PassSetup& setup, const std::vector<int>& reci
   mine.instance_size = setup.instance_size;
   CKPT_ASSIGN_OR_RETURN(mine.lost_owners, ask_own_share(setup, recipients));
   mine.overlap = setup.memory.overlap;
+  if (setup.kept != nullptr) {
+    mine.kept = setup.kept->offer(recipients);
+    mine.kept_bytes = static_cast<std::uint64_t>(
+        static_cast<double>(setup.kept->bytes(recipients)) * setup.memory_fraction);
+  }
   if (setup.communicator != nullptr) {
     mine.communicator = std::max(setup.communicator->id(), kNoCommunicator);
   }
@@ -157,12 +162,22 @@ std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing 
   const auto device = [](const PassOffer& offer) {
     return concat(offer.host_id, '\0', offer.device_uuid);
   };
-  std::map<std::string, std::uint64_t> sharers;
-  for (const PassOffer& offer : offers) ++sharers[device(offer)];
+  struct Sharers {
+    std::uint64_t count = 0;
+    std::uint64_t kept_bytes = 0;
+  };
+  const bool per_rank = sharing == RingSharing::kPerRank;
+  std::map<std::string, Sharers> sharers;
+  for (const PassOffer& offer : offers) {
+    Sharers& all = sharers[device(offer)];
+    all.count += per_rank || all.count == 0 ? 1 : 0;
+    all.kept_bytes =
+        per_rank ? all.kept_bytes + offer.kept_bytes : std::max(all.kept_bytes, offer.kept_bytes);
+  }
   std::uint64_t least = UINT64_MAX;
   for (const PassOffer& offer : offers) {
-    const std::uint64_t share = sharing == RingSharing::kPerRank ? sharers[device(offer)] : 1;
-    least = std::min(least, offer.available_bytes / share);
+    const Sharers& all = sharers[device(offer)];
+    least = std::min(least, (offer.available_bytes + all.kept_bytes) / all.count);
   }
   return least;
 }
@@ -186,6 +201,20 @@ Result<bool> needs_communicator(const PassSetup& setup, const PlannedPass& pass)
     same = same && offer.communicator == setup.communicator->id();
   }
   return !(same && setup.communicator->connects(pass.local_recipients));
+}
+
+// Buffers are kept where every recipient would, and none of them is read by others as a ring.
+void decide_kept_buffers(PlannedPass& pass) {
+  const PlanOptions& sizes = pass.plan->plan.options;
+  pass.keeps_buffers = (sizes.sharing == RingSharing::kPerHost || sizes.staging_chunks > 0) &&
+                       std::ranges::none_of(pass.offers, [](const PassOffer& offer) {
+                         return offer.kept == KeptBuffers::kNotKept;
+                       });
+  pass.reuses_buffers = pass.keeps_buffers &&
+                        pass.offers.front().kept != KeptBuffers::kNothingYet &&
+                        std::ranges::all_of(pass.offers, [&](const PassOffer& offer) {
+                          return offer.kept == pass.offers.front().kept;
+                        });
 }
 
 // The memory that is free changes from update to update: the sizes decide, not the bytes.
@@ -261,6 +290,7 @@ Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
   }
   pass.plan = cached;
   CKPT_ASSIGN_OR_RETURN(pass.needs_communicator, needs_communicator(setup, pass));
+  decide_kept_buffers(pass);
   pass.stages.push_back({"plan", seconds_since(plan_begin), 0});
   return pass;
 }

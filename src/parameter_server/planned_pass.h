@@ -38,6 +38,8 @@ struct PlannedPass {
   std::shared_ptr<const CachedPlan> plan;
   /// Collective `nccl` with others to spread to, whose communicator must be made first.
   bool needs_communicator = false;
+  bool keeps_buffers = false;   ///< all recipients leave their buffers to the next pass
+  bool reuses_buffers = false;  ///< all of them have buffers that one pass has left
   std::vector<StageReport> stages;
 };
 

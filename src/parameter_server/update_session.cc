@@ -93,6 +93,8 @@ Status UpdateSession::fail(const Status& status) {
   }
   channel_.reset();
   pass_.reset();
+  // Others may have taken theirs into the pass and drop it now.
+  if (setup_.kept != nullptr) setup_.kept->release();
   engine_call_.reset();
   setup_.control.withdraw_channel(setup_.epoch);
   return cause;

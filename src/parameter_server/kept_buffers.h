@@ -1,0 +1,102 @@
+// Ring, staging and opened memory of others, which a rank keeps from one update to the next
+// (ParameterServerOptions::keep_buffers).
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/abort_signal.h"
+#include "base/deadline.h"
+#include "collective/host_progress.h"
+#include "device/device.h"
+
+namespace ckpt {
+
+/// The memory that a pass uses on one rank.
+struct PassMemory {
+  struct Opened {
+    BufferHandle handle;  ///< as its owner told it
+    std::unique_ptr<DeviceBuffer> buffer;
+    std::unique_ptr<PinnedRange> pinned;  ///< ends before the memory
+  };
+
+  std::unique_ptr<DeviceBuffer> ring;
+  bool ring_is_own = false;  ///< else it was opened (RingSharing::kPerHost)
+  std::unique_ptr<DeviceBuffer> fill_staging;
+  /// Host memory, whatever the device.
+  std::unique_ptr<DeviceBuffer> receive_staging;
+  std::unique_ptr<PinnedRange> receive_pinned;
+  std::vector<Opened> opened;
+
+  /// Of ring and staging, whoever made the ring.
+  std::uint64_t bytes() const;
+};
+
+/// The progress board of a pass, as one rank of its host sees it.
+struct PassBoard {
+  std::unique_ptr<HostProgressLayout> layout;
+  std::unique_ptr<Progress> progress;  ///< null until it is opened
+  int rank = 0;
+
+  /// This rank has closed all memory of others.
+  void say_closed();
+  /// Returns when all ranks of the host have said so, at the deadline, or when `stop` is raised.
+  void wait_until_closed(Deadline deadline, AbortSignal& stop) const;
+};
+
+/// What one pass leaves to the next of the same recipients, and the board on which they say that
+/// they have closed it.
+struct KeptSet {
+  PassMemory memory;
+  PassBoard board;
+};
+
+/// At most one set. The same recipients make it, use it and close it together, so that nobody frees
+/// what another has open: updates of other recipients neither use nor touch it. One thread at a
+/// time.
+class KeptBuffers {
+ public:
+  /// In the place of an id.
+  static constexpr std::uint64_t kNotKept = 0;
+  static constexpr std::uint64_t kNothingYet = 1;
+  static constexpr std::uint64_t kFirstId = 2;
+
+  KeptBuffers() = default;
+  ~KeptBuffers();
+  KeptBuffers(const KeptBuffers&) = delete;
+  KeptBuffers& operator=(const KeptBuffers&) = delete;
+
+  /// What this rank says to the others of a pass: the id of the set that these recipients have left
+  /// here, kNothingYet, or kNotKept while there is a set of others.
+  std::uint64_t offer(const std::vector<int>& recipients) const;
+  /// Of the set of these recipients; 0 without.
+  std::uint64_t bytes(const std::vector<int>& recipients) const;
+
+  /// The set, which the pass gives back by put() unless it fails.
+  std::optional<KeptSet> take();
+  /// `id` is the same on all `recipients`, and new.
+  void put(KeptSet set, std::uint64_t id, std::vector<int> recipients, std::string checkpoint);
+  /// Frees the set: at once, except what others may still have open, which goes when they have
+  /// closed it, in the background.
+  void release();
+  /// The same, if `checkpoint` was the last that used it.
+  void release_of(const std::string& checkpoint);
+
+ private:
+  struct Owner {
+    std::uint64_t id = kNothingYet;
+    std::vector<int> recipients;
+    std::string checkpoint;
+  };
+
+  std::optional<KeptSet> set_;
+  Owner owner_;
+  AbortSignal stop_;
+  std::vector<std::future<void>> leaving_;  // each frees a set when the others have closed it
+};
+
+}  // namespace ckpt

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <tuple>
 #include <utility>
+
+#include "plan/weights.h"
 
 namespace ckpt {
 namespace {
@@ -31,10 +34,11 @@ std::vector<int> turn_order(const SourceQueues& queues, std::span<const PlanRank
   return owners;
 }
 
-class BucketDealer {
+/// Owners take turns, and what they give to a bucket is about equal.
+class EvenDealer {
  public:
-  BucketDealer(const SourceQueues& queues, std::span<const PlanRank> ranks,
-               std::uint64_t bucket_bytes, std::uint64_t chunk_bytes)
+  EvenDealer(const SourceQueues& queues, std::span<const PlanRank> ranks,
+             std::uint64_t bucket_bytes, std::uint64_t chunk_bytes)
       : queues_(queues),
         bucket_bytes_(bucket_bytes),
         most_parts_(std::max<std::uint64_t>(1, bucket_bytes / chunk_bytes)),
@@ -143,11 +147,153 @@ class BucketDealer {
   std::vector<OpenPart> open_;  ///< a heap of the parts that can grow, smallest on top
 };
 
+/// Whether some of the owners that are read from other hosts need longer for a byte than others:
+/// their network devices are slower, or more of them share one.
+bool links_differ(const SourceQueues& queues, std::span<const PlanRank> ranks) {
+  std::vector<bool> served(ranks.size(), false);
+  for (const PlanRank& rank : ranks) {
+    if (rank.recipient) served[rank.host] = true;
+  }
+  const std::vector<std::uint64_t> costs = device_costs(ranks);
+  const std::vector<std::uint32_t> devices = device_numbers(ranks);
+  std::vector<std::uint64_t> cost_of_device(ranks.size(), 0);
+  std::vector<std::uint32_t> used;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (queues.first_unit[rank] == queues.first_unit[rank + 1] || served[ranks[rank].host]) {
+      continue;
+    }
+    cost_of_device[devices[rank]] += costs[rank];
+    used.push_back(devices[rank]);
+  }
+  return std::ranges::any_of(used, [&](std::uint32_t device) {
+    return cost_of_device[device] != cost_of_device[used[0]];
+  });
+}
+
+/// Every owner gives to every bucket in proportion to all that it gives: whatever its link needs
+/// for that, all links are busy from the first bucket to the last.
+class ProportionalDealer {
+ public:
+  ProportionalDealer(const SourceQueues& queues, std::span<const PlanRank> ranks,
+                     std::uint64_t bucket_bytes, std::uint64_t least_part_bytes)
+      : queues_(queues),
+        bucket_bytes_(bucket_bytes),
+        least_part_bytes_(least_part_bytes),
+        most_owners_(std::max<std::uint64_t>(1, bucket_bytes / least_part_bytes)),
+        owners_(ranks.size()),
+        part_of_owner_(ranks.size()) {
+    for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+      owners_[rank].next_unit = queues.first_unit[rank];
+      for (std::uint32_t unit = queues.first_unit[rank]; unit < queues.first_unit[rank + 1];
+           ++unit) {
+        owners_[rank].all += queues.units[unit].bytes / kRingAlignment;
+      }
+      wait_for_turn(rank);
+    }
+  }
+
+  std::vector<PartDraft> deal() && {
+    for (std::uint32_t bucket = 0; !turns_.empty(); ++bucket) deal_bucket(bucket);
+    return std::move(drafts_);
+  }
+
+ private:
+  struct Owner {
+    std::uint64_t all = 0, given = 0;  ///< in steps of kRingAlignment
+    std::uint32_t next_unit = 0;
+  };
+  using Turn = std::pair<std::uint64_t, std::uint32_t>;  ///< when, and whose it is
+  static constexpr std::uint64_t kMostPieces = 16;       ///< of one part
+  static constexpr std::uint64_t kEnd = 1 << 24;         ///< the turns of each owner lie before it
+
+  const Unit* next_unit(std::uint32_t rank) const {
+    const std::uint32_t unit = owners_[rank].next_unit;
+    return unit < queues_.first_unit[rank + 1] ? &queues_.units[unit] : nullptr;
+  }
+
+  /// A unit is due when half of it would be on its way.
+  void wait_for_turn(std::uint32_t rank) {
+    const Unit* unit = next_unit(rank);
+    if (unit == nullptr) return;
+    const Owner& owner = owners_[rank];
+    const std::uint64_t middle = owner.given + unit->bytes / kRingAlignment / 2;
+    turns_.emplace_back(middle * kEnd / std::max<std::uint64_t>(owner.all, 1), rank);
+    std::ranges::push_heap(turns_, std::greater<>());
+  }
+
+  /// Ends with the first unit that does not fit; a unit that is larger than a bucket has one alone.
+  /// Where the bucket has all owners that it may have, the others wait for the next one.
+  void deal_bucket(std::uint32_t bucket) {
+    std::uint64_t room = bucket_bytes_;
+    std::vector<PartDraft> parts;
+    std::vector<Turn> put_off;
+    while (!turns_.empty()) {
+      const auto [when, rank] = turns_.front();
+      const Unit& unit = *next_unit(rank);
+      const bool alone = parts.empty() && unit.bytes > bucket_bytes_;
+      if (!alone && unit.bytes > room) break;
+      std::ranges::pop_heap(turns_, std::greater<>());
+      turns_.pop_back();
+      std::optional<std::size_t>& part = part_of_owner_[rank];
+      if (!part) {
+        if (parts.size() == most_owners_) {
+          put_off.emplace_back(when, rank);
+          continue;
+        }
+        part = parts.size();
+        parts.push_back({static_cast<int>(rank), bucket, unit.first, unit.first, 0});
+      }
+      PartDraft& draft = parts[*part];
+      draft.end_tensor = unit.first + unit.count;
+      draft.bytes += unit.bytes;
+      room -= std::min(room, unit.bytes);
+      owners_[rank].given += unit.bytes / kRingAlignment;
+      ++owners_[rank].next_unit;
+      wait_for_turn(rank);
+      if (alone) break;
+    }
+    for (const Turn& turn : put_off) {
+      turns_.push_back(turn);
+      std::ranges::push_heap(turns_, std::greater<>());
+    }
+    for (const PartDraft& draft : parts) part_of_owner_[draft.owner].reset();
+    append_cut(parts);
+  }
+
+  /// Streams take a chunk of each part in turn: a large part counts as several of the size of the
+  /// smallest one.
+  void append_cut(const std::vector<PartDraft>& parts) {
+    std::uint64_t largest = 1, smallest = bucket_bytes_;
+    for (const PartDraft& part : parts) largest = std::max(largest, part.bytes);
+    for (const PartDraft& part : parts) {
+      if (part.bytes >= largest / kMostPieces) smallest = std::min(smallest, part.bytes);
+    }
+    smallest = std::max(smallest, least_part_bytes_);
+    for (const PartDraft& part : parts) {
+      const std::uint64_t pieces = (part.bytes + smallest / 2) / smallest;
+      append_pieces(part, std::max<std::uint64_t>(1, pieces), queues_, drafts_);
+    }
+  }
+
+  const SourceQueues& queues_;
+  const std::uint64_t bucket_bytes_;
+  const std::uint64_t least_part_bytes_;
+  const std::uint64_t most_owners_;
+  std::vector<Owner> owners_;                              ///< by rank
+  std::vector<std::optional<std::size_t>> part_of_owner_;  ///< in the bucket that is dealt
+  std::vector<Turn> turns_;  ///< a heap of the owners that have units left, the next one on top
+  std::vector<PartDraft> drafts_;
+};
+
 }  // namespace
 
 std::vector<PartDraft> draft_buckets(const SourceQueues& queues, std::span<const PlanRank> ranks,
-                                     std::uint64_t bucket_bytes, std::uint64_t chunk_bytes) {
-  return BucketDealer(queues, ranks, bucket_bytes, chunk_bytes).deal();
+                                     const PlanOptions& options) {
+  if (links_differ(queues, ranks)) {
+    return ProportionalDealer(queues, ranks, options.bucket_bytes, options.cross_chunk_bytes)
+        .deal();
+  }
+  return EvenDealer(queues, ranks, options.bucket_bytes, options.chunk_bytes).deal();
 }
 
 }  // namespace ckpt

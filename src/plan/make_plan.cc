@@ -196,9 +196,8 @@ Result<Plan> make_plan(const Catalog& catalog, std::span<const PlanRank> ranks,
 
   const SourceQueues queues =
       queue_sources(catalog, ranks, options.chunk_bytes, plan.options.bucket_bytes);
-  const std::vector<PartDraft> drafts =
-      cut_for_entries(draft_buckets(queues, ranks, plan.options.bucket_bytes, options.chunk_bytes),
-                      queues, ranks, options.cross_chunk_bytes);
+  const std::vector<PartDraft> drafts = cut_for_entries(draft_buckets(queues, ranks, plan.options),
+                                                        queues, ranks, options.cross_chunk_bytes);
   PlanWriter writer(queues, ranks, plan);
   writer.reserve(drafts.size());
   const auto same_bucket = [](const PartDraft& a, const PartDraft& b) {

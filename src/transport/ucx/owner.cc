@@ -207,8 +207,11 @@ void Owner::serve_directly(Reader& reader, const Request& request, std::shared_p
   const std::uint64_t connection = reader.connection;
   const Request::Span& span = request.spans[0];
   const std::byte* data = region->data + span.offset;
-  reader.endpoint->send_data({connection, request.read, request.request, 0}, data, span.bytes,
-                             [this, connection, request, region](bool sent) {
+  // Eager data is copied while the region counts as being served, so its arrival says everything. A
+  // Served would stand behind all data asked for by then, and reads would end a window at a time.
+  const std::uint32_t snapshot = span.bytes <= kEagerBytes ? 1 : 0;
+  reader.endpoint->send_data({connection, request.read, request.request, snapshot}, data,
+                             span.bytes, [this, connection, request, region](bool sent) {
                                finish_serving(connection, request, *region, sent);
                              });
 }
@@ -218,7 +221,9 @@ void Owner::finish_serving(std::uint64_t connection, const Request& request, Reg
   const auto reader = readers_.find(connection);
   if (sent && reader != readers_.end()) {
     counters_.bytes_served.fetch_add(request.spans[0].bytes);
-    reader->second->endpoint->send({connection, 0, Served{request.read, request.request}});
+    if (request.spans[0].bytes > kEagerBytes) {
+      reader->second->endpoint->send({connection, 0, Served{request.read, request.request}});
+    }
   }
   const std::lock_guard lock(mutex_);
   const auto count = region.serving_by_reader.find(connection);

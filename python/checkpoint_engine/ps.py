@@ -112,6 +112,7 @@ class ParameterServer:
         options.join_timeout_seconds = _seconds(join_timeout)
         options.external_hub = external_hub
         options.load_threads = load_threads
+        self._device = device
         self._master_addr = master_addr
         self._gpu_count = gpu_count
         self._auto_pg = auto_pg
@@ -161,7 +162,7 @@ class ParameterServer:
         for path in paths:
             if not path.endswith(".safetensors"):
                 raise InvalidArgumentError(f"{path}: only .safetensors files can be registered", "invalid argument")
-        tensors, keep_alive = describe(named_tensors or {})
+        tensors, keep_alive = describe(named_tensors or {}, gpus=self._device != "host")
         self._server.register_checkpoint(
             checkpoint_name, paths, tensors, use_shared_memory_pool, use_inplace_pin_memory, keep_alive
         )

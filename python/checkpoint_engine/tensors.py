@@ -14,25 +14,33 @@ Described = tuple[str, str, list[int], int, int]
 _TORCH_F4 = "float4_e2m1fn_x2"
 
 
-def describe(named_tensors: Mapping[str, Any]) -> tuple[list[Described], list[Any]]:
+def describe(named_tensors: Mapping[str, Any], *, gpus: bool = False) -> tuple[list[Described], list[Any]]:
     """Every tensor as the engine takes it, and the objects that keep those bytes where they are.
 
-    Tensors that are not contiguous, not in this host's memory or not of this machine's byte order are copied; what has no
-    plain bytes is refused by name.
+    Tensors that are not contiguous, not in memory that can be read or not of this machine's byte order are copied; what has
+    no plain bytes is refused by name.
+
+    Args:
+        gpus: tensors on GPUs stay there, complete.
     """
     described: list[Described] = []
     keep_alive: list[Any] = []
+    on_gpus: set[Any] = set()
     for name, tensor in named_tensors.items():
         if not isinstance(name, str):
             raise InvalidArgumentError(f"a tensor's name is {name!r}, which is no text", "invalid argument")
         if hasattr(tensor, "data_ptr"):
-            entry, kept = _torch_tensor(name, tensor)
+            entry, kept = _torch_tensor(name, tensor, gpus)
+            if kept.device.type == "cuda":
+                on_gpus.add(kept.device)
         elif hasattr(tensor, "__array_interface__"):
             entry, kept = _numpy_array(name, tensor)
         else:
             raise _refused(name, f"is a {type(tensor).__name__}, neither a torch tensor nor a numpy array")
         described.append(entry)
         keep_alive.append(kept)
+    for device in on_gpus:
+        torch_if_loaded().cuda.synchronize(device)
     return described, keep_alive
 
 
@@ -40,7 +48,7 @@ def _refused(name: str, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(f'tensor "{name}" {why}', "invalid argument")
 
 
-def _torch_tensor(name: str, tensor: Any) -> tuple[Described, Any]:
+def _torch_tensor(name: str, tensor: Any, gpus: bool) -> tuple[Described, Any]:
     if hasattr(tensor, "full_tensor"):
         raise _refused(name, "is sharded: register what full_tensor() gives, called in the same order on all ranks")
     if str(getattr(tensor, "layout", "torch.strided")) != "torch.strided" or getattr(tensor, "is_quantized", False):
@@ -50,7 +58,7 @@ def _torch_tensor(name: str, tensor: Any) -> tuple[Described, Any]:
     plain = tensor.detach()
     for resolve in ("resolve_conj", "resolve_neg"):
         plain = getattr(plain, resolve)() if hasattr(plain, resolve) else plain
-    plain = plain.cpu().contiguous()
+    plain = (plain if gpus and plain.device.type == "cuda" else plain.cpu()).contiguous()
     dtype = str(plain.dtype).removeprefix("torch.")
     shape = list(plain.shape)
     if dtype == _TORCH_F4:
@@ -83,7 +91,7 @@ def view(dtype: str, shape: tuple[int, ...], ring_bytes: Any) -> Any:
         if not hasattr(torch, dtype):
             raise TypeError(f"dtype {dtype} is not known to torch {torch.__version__}; update torch")
         if len(ring_bytes) == 0:
-            return torch.empty(shape, dtype=getattr(torch, dtype))
+            return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")  # whatever the default device is
         return torch.frombuffer(ring_bytes, dtype=torch.uint8).view(getattr(torch, dtype)).view(shape)
     import numpy
 

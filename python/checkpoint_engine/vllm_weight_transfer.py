@@ -41,6 +41,11 @@ class CheckpointWeightTransferEngine(WeightTransferEngine):
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
+    def __init__(self, *arguments: Any, **keywords: Any):
+        super().__init__(*arguments, **keywords)
+        # Now: in a reload that vLLM itself begins, parameters are on the meta device.
+        self._worker_device = getattr(self, "device", None) or next(self.model.parameters()).device
+
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         pass
 
@@ -62,10 +67,9 @@ class CheckpointWeightTransferEngine(WeightTransferEngine):
 
         Up to vLLM 0.23 the worker itself has begun a layerwise reload, ends it afterwards, and gives `load_weights`.
         """
-        device = getattr(self, "device", None) or _device_of(self.model)
         config = getattr(self, "model_config", None) or _config_of(self.model)
-        reload = ModelReload([(self.model, config)], device, begun=load_weights is not None)
-        receive(update_info.addresses, self.parallel_config.rank, device, reload)
+        reload = ModelReload([(self.model, config)], self._worker_device, begun=load_weights is not None)
+        receive(update_info.addresses, self.parallel_config.rank, self._worker_device, reload)
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
@@ -74,10 +78,6 @@ class CheckpointWeightTransferEngine(WeightTransferEngine):
             "the backend checkpoint_engine is fed by its ranks: register the weights with checkpoint_engine.ps.ParameterServer, "
             "or run `checkpoint-engine update --engine vllm-native`"
         )
-
-
-def _device_of(model: Any) -> Any:
-    return next(model.parameters()).device
 
 
 def _config_of(model: Any) -> Any:

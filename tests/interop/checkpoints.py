@@ -12,13 +12,8 @@ def make(folder):
     if (folder / "made").exists():
         return
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
-                              Qwen3MoeForCausalLM)
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    vocabulary = {chr(i + 33) if i < 200 else f"<t{i}>": i for i in range(512)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<t511>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     shape = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=False)
     kinds = {"dense": (Qwen3ForCausalLM, Qwen3Config(**shape)),
@@ -35,8 +30,19 @@ def make(folder):
                     parameter.data.normal_(1, 0.1)
             target = folder / f"{kind}-{number}"
             model.save_pretrained(target)
-            PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<t511>", eos_token="<t510>").save_pretrained(target)
+            save_tokenizer(target)
     (folder / "made").touch()
+
+
+def save_tokenizer(target):
+    """One of 512 words: prompts are given as numbers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {chr(i + 33) if i < 200 else f"<t{i}>": i for i in range(512)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<t511>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<t511>", eos_token="<t510>").save_pretrained(target)
 
 
 def tensors(checkpoint):

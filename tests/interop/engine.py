@@ -1,4 +1,4 @@
-"""A real vLLM server on the CPU, as a process."""
+"""A real vLLM server, as a process."""
 import json
 import os
 import pathlib
@@ -18,6 +18,15 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def call(method, url, body=None, timeout=120):
+    """The answer's JSON; raises for any status but 200."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    with DIRECT.open(request, timeout=timeout) as answer:
+        text = answer.read()
+    return json.loads(text) if text.strip() else {}
 
 
 class Engine:
@@ -54,11 +63,7 @@ class Engine:
         raise RuntimeError(f"vLLM did not start ({self.log}): {' | '.join(lines[-3:])}")
 
     def call(self, method, path, body=None, timeout=120):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
-        with DIRECT.open(request, timeout=timeout) as answer:
-            text = answer.read()
-        return json.loads(text) if text.strip() else {}
+        return call(method, self.url + path, body, timeout)
 
     def outputs(self):
         """Greedy tokens and log-probabilities for every prompt: equal for equal weights, as the same program computes them."""

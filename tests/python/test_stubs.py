@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -77,4 +78,6 @@ def test_the_stub_of_the_extension_is_the_golden_one(tmp_path):
     written = tmp_path / "_core.pyi"
     subprocess.run([sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "checkpoint_engine._core", "-o", written], check=True,
                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    compare(written.read_text(), ROOT / "python" / "checkpoint_engine" / "_core.pyi")
+    # Python 3.12 and newer show the buffer protocol as a method.
+    method = re.compile(r'\n    def __buffer__\(self, flags, /\):\n        """\n.*?\n        """\n', re.DOTALL)
+    compare(method.sub("", written.read_text()), ROOT / "python" / "checkpoint_engine" / "_core.pyi")

@@ -119,7 +119,7 @@ def vllm(monkeypatch):
     sys.modules.pop("checkpoint_engine.vllm_weight_transfer", None)
 
 
-def backend(monkeypatch, buckets, model):
+def backend(monkeypatch, buckets, model, make=True):
     """Our backend with a rank that sends these buckets in place of a real one; and the addresses it was called with."""
     called = []
 
@@ -134,6 +134,8 @@ def backend(monkeypatch, buckets, model):
 
     monkeypatch.setattr(checkpoint_engine.vllm_extension, "_zmq_context", lambda: None)
     monkeypatch.setattr(checkpoint_engine.worker, "update_weights_from_ipc", update_weights_from_ipc)
+    if not make:
+        return None, called
     module = importlib.import_module("checkpoint_engine.vllm_weight_transfer")
     config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(rank=1),
                                    model_config=types.SimpleNamespace(quantization=None))
@@ -209,3 +211,29 @@ def test_the_interface_of_vllm_0_23(vllm, monkeypatch):
     with pytest.raises(RuntimeError, match="another size"):
         engine.receive_weights(engine.parse_update_info(ADDRESSES), load_weights=model.load_weights)
     assert not any(layer.reloading for layer in model.modules())
+
+
+def test_the_device_of_a_worker_of_vllm_0_23(vllm, monkeypatch):
+    """Nobody tells it there, and in the reload that the worker has begun all parameters are on the meta device."""
+    class OldBase(Base):
+        def __init__(self, config, parallel_config, model):
+            self.model, self.parallel_config = model, parallel_config
+
+    class GpuModel(Model):
+        place = types.SimpleNamespace(type="cuda", index=3)
+
+        def parameters(self):
+            yield types.SimpleNamespace(device=self.place, dtype="bfloat16", is_floating_point=lambda: True)
+
+    asked = []
+    platform = types.SimpleNamespace(device_type="cuda", get_device_uuid=lambda index: asked.append(index) or "GPU-a")
+    monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", platform)
+    monkeypatch.setattr(sys.modules["vllm.distributed.weight_transfer.base"], "WeightTransferEngine", OldBase)
+    _, called = backend(monkeypatch, WHOLE, Model(), make=False)
+    module = importlib.import_module("checkpoint_engine.vllm_weight_transfer")
+    model = GpuModel()
+    engine = module.CheckpointWeightTransferEngine(None, types.SimpleNamespace(rank=0), model)
+    initialize(model)
+    model.place = types.SimpleNamespace(type="meta", index=None)
+    engine.receive_weights(engine.parse_update_info({"addresses": {"GPU-a": "ipc://@a"}}), load_weights=model.load_weights)
+    assert asked == [3] and called == ["ipc://@a"]

@@ -62,7 +62,11 @@ void add_update_job(CLI::App& app, UpdateCommand& o) {
   add_job(app, o);
   app.add_flag("--launched", o.launched)->group("");  // what the launcher tells its ranks
   app.add_option("--timeout", o.timeout_seconds,
-                 "seconds for an update, and for its engines to be ready")
+                 "seconds for an update, for its engines to be ready, and for a gather")
+      ->check(kAnySeconds)
+      ->capture_default_str();
+  app.add_option("--register-timeout", o.register_timeout_seconds,
+                 "seconds that ranks wait for the one that reads its files slowest")
       ->check(kAnySeconds)
       ->capture_default_str();
 }
@@ -206,6 +210,7 @@ void add_inspect(CLI::App& app, InspectCommand& o) {
       ->check(CLI::Range(1, 1024));
   app.parse_complete_callback([&o] {
     if (o.paths.empty() && !o.network) throw CLI::RequiredError("path or --network");
+    if (!o.paths.empty() && o.network) throw CLI::ExcludesError("path", "--network");
   });
   app.add_flag("--json", o.json, "everything, as a JSON array");
   app.add_flag("--tensors", o.list_tensors, "list every tensor");

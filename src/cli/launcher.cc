@@ -77,7 +77,8 @@ class Ranks {
 
   void handle(const StopSignals::Signal& signal) {
     if (signal.number == SIGCHLD) return;
-    stopped_by_ = signal.number;
+    // Of a job that has failed already, the failure is what counts.
+    if (exit_code_ == 0) stopped_by_ = signal.number;
     if (!signal.from_terminal) send_all(signal.number);
     limit();
   }

@@ -21,11 +21,12 @@ struct LaunchOptions {
 };
 
 /// Runs all ranks and returns when every one has ended: 0, or the exit code of the first that
-/// failed (128 + n for signal n). Rank 0 has our stdin, stdout and stderr; lines of the others
-/// come on stderr with "rank N: " before them. SIGINT, SIGTERM and SIGHUP are forwarded; the result
-/// is then 128 + n. No rank outlives this process. An error when a rank cannot be started; those
-/// that were are ended. `signals` must include SIGCHLD. On the thread that lives longest: the
-/// kernel ends the ranks with it.
+/// failed (128 + n for signal n; the lowest of those that ended between two looks). Rank 0 has our
+/// stdin, stdout and stderr; lines of the others come on stderr with "rank N: " before them.
+/// SIGINT, SIGTERM and SIGHUP are forwarded; the result is then 128 + n, unless a rank had failed
+/// before. No rank outlives this process. An error when a rank cannot be started; those that were
+/// are ended. `signals` must include SIGCHLD. On the thread that lives longest: the kernel ends the
+/// ranks with it.
 Result<int> launch_ranks(const LaunchOptions& options, StopSignals& signals);
 
 }  // namespace ckpt

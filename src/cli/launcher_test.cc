@@ -66,6 +66,25 @@ TEST_F(LauncherTest, TheFirstFailureIsTheExitCode) {
             7);
 }
 
+TEST_F(LauncherTest, ASignalBehindAFailureDoesNotHideIt) {
+  StopSignals signals(/*children=*/true);
+  std::jthread impatient([this] {
+    wait_for("failed");
+    const pid_t rank_1 = std::stoi(*read_text_file(folder_ + "/failed"));
+    const Deadline deadline = Deadline::after_seconds(10);
+    while (::kill(rank_1, 0) == 0 && !deadline.expired()) ::usleep(1000);  // not reaped yet
+    ::kill(::getpid(), SIGTERM);
+  });
+  const auto code = launch_ranks(
+      script("if [ $RANK = 1 ]; then echo $$ > $DIR/x; mv $DIR/x $DIR/failed; exit 7; fi; "
+             "trap 'touch $DIR/told-$RANK; exit 0' TERM; while :; do sleep 0.01; done"),
+      signals);
+  ASSERT_TRUE(code.is_ok());
+  EXPECT_EQ(*code, 7);
+  EXPECT_TRUE(exists("told-0"));
+  EXPECT_TRUE(exists("told-2"));
+}
+
 TEST_F(LauncherTest, AKilledRankIsASignalsExitCode) {
   EXPECT_EQ(launch(script("if [ $RANK = 1 ]; then kill -9 $$; fi")), 128 + SIGKILL);
 }

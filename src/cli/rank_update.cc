@@ -16,16 +16,11 @@
 #include "cli/progress_display.h"
 #include "cli/report_json.h"
 #include "cli/report_table.h"
-#include "cli/secret_file.h"
 #include "cli/terminal.h"
 #include "cli/text_file.h"
-#include "cli/update_settings.h"
 
 namespace ckpt {
 namespace {
-
-/// Registration is per rank: others wait for the slowest disk.
-constexpr double kAgreeSeconds = 3600;
 
 ProgressKind progress_kind(const UpdateCommand& command) {
   if (command.quiet || command.progress == "none") return ProgressKind::kNone;
@@ -36,27 +31,19 @@ ProgressKind progress_kind(const UpdateCommand& command) {
 
 class RankUpdate {
  public:
-  RankUpdate(const UpdateCommand& command, Interrupt& interrupt)
-      : command_(command), interrupt_(interrupt), progress_(progress_kind(command)) {
+  RankUpdate(const UpdateCommand& command, UpdateInputs inputs, Interrupt& interrupt)
+      : command_(command),
+        inputs_(std::move(inputs)),
+        settings_(inputs_.settings),
+        interrupt_(interrupt),
+        progress_(progress_kind(command)) {
     name_ = command.checkpoint_name;
     // The field's example program calls it so.
     if (name_.empty() && command.load_metas_file.empty()) name_ = "my-checkpoint-iter-0";
   }
 
   Status run() {
-    CKPT_ASSIGN_OR_RETURN(api_key_, read_secret_file(command_.api_key_file));
-    CKPT_ASSIGN_OR_RETURN(auto options, server_options(command_));
-    CKPT_ASSIGN_OR_RETURN(server_, ParameterServer::create(std::move(options)));
-    report_.rank = server_->rank();
-    report_.host = host_name();
-    CKPT_ASSIGN_OR_RETURN(settings_, resolve_settings(command_, server_->world_size()));
-    CKPT_RETURN_IF_ERROR(agree(set_up()));
-    CKPT_RETURN_IF_ERROR(gather());
-    for (const auto& recipients : settings_.updates) {
-      const Status updated = update(recipients);
-      if (!updated) return report_failure(updated);
-    }
-    CKPT_RETURN_IF_ERROR(publish_report());
+    if (const Status updated = update_all(); !updated) return report_failure(updated);
     return command_.sleep_seconds > 0 ? sleep() : Status::ok();
   }
 
@@ -64,16 +51,18 @@ class RankUpdate {
   bool refused() const { return refused_; }
 
  private:
+  Status update_all() {
+    CKPT_ASSIGN_OR_RETURN(server_, ParameterServer::create(inputs_.server));
+    report_.rank = server_->rank();
+    report_.host = host_name();
+    CKPT_RETURN_IF_ERROR(agree(set_up()));
+    CKPT_RETURN_IF_ERROR(gather());
+    for (const auto& recipients : settings_.updates) CKPT_RETURN_IF_ERROR(update(recipients));
+    return publish_report();
+  }
+
   /// What a rank does without the others.
   Status set_up() {
-    if (server_->rank() == 0 && !command_.report_file.empty()) {
-      // Found out now, not after the engines have been updated; and no report of an earlier update
-      // is taken for this one's.
-      CKPT_RETURN_IF_ERROR(write_text_file(command_.report_file,
-                                           failed_report_json(Status(StatusCode::kAborted,
-                                                                     "the update has not ended")))
-                               .with_context("--report"));
-    }
     if (!command_.checkpoint_path.empty()) CKPT_RETURN_IF_ERROR(register_part());
     return wait_for_engine();
   }
@@ -119,10 +108,13 @@ class RankUpdate {
     return false;
   }
 
-  /// Every rank ends with the first error in rank order, not with "rank 3 has left".
+  /// Every rank ends with the first error in rank order, not with "rank 3 has left". Those that are
+  /// done wait for the slowest disk and engine.
   Status agree(const Status& mine) {
     const std::string text = mine ? "" : concat(static_cast<int>(mine.code()), " ", mine.message());
-    CKPT_ASSIGN_OR_RETURN(const auto all, server_->all_gather(text, kAgreeSeconds));
+    CKPT_ASSIGN_OR_RETURN(
+        const auto all,
+        server_->all_gather(text, command_.register_timeout_seconds + command_.timeout_seconds));
     CKPT_RETURN_IF_ERROR(mine);
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const auto space = all[rank].find(' ');
@@ -136,8 +128,9 @@ class RankUpdate {
   }
 
   Status load_metas() {
-    CKPT_ASSIGN_OR_RETURN(const std::string json, read_text_file(command_.load_metas_file));
-    CKPT_RETURN_IF_ERROR(timed("load metas", 0, [&] { return server_->load_metas(json); }));
+    CKPT_RETURN_IF_ERROR(timed("load metas", 0, [&] {
+                           return server_->load_metas(inputs_.metas);
+                         }).with_context(command_.load_metas_file));
     if (name_.empty()) name_ = server_->checkpoint_name();
     return Status::ok();
   }
@@ -155,7 +148,7 @@ class RankUpdate {
     options.engine = settings_.engine;
     options.endpoints = settings_.endpoints;
     options.instance_size = settings_.instance_size;
-    options.bearer_token = api_key_;
+    options.bearer_token = inputs_.api_key;
     options.update.reset_prefix_cache = command_.reset_prefix_cache;
     options.update.pause_mode = command_.pause;
     if (!command_.weight_version.empty()) options.update.weight_version = command_.weight_version;
@@ -196,7 +189,7 @@ class RankUpdate {
 
   /// The update's error; what became of the report is worth a line of the log beside it.
   Status report_failure(const Status& error) {
-    if (server_->rank() != 0 || command_.report_file.empty()) return error;
+    if (!inputs_.writes_report) return error;
     const Status written = write_text_file(command_.report_file, failed_report_json(error));
     if (!written) log_warning("--report: ", written.message());
     return error;
@@ -215,7 +208,7 @@ class RankUpdate {
       std::fputs(report_table(ranks).c_str(), stdout);
       std::fflush(stdout);
     }
-    if (command_.report_file.empty()) return Status::ok();
+    if (!inputs_.writes_report) return Status::ok();
     return write_text_file(command_.report_file, job_report_json(ranks));
   }
 
@@ -241,21 +234,21 @@ class RankUpdate {
   }
 
   const UpdateCommand& command_;
+  const UpdateInputs inputs_;
+  const UpdateSettings& settings_;
   Interrupt& interrupt_;
   ProgressDisplay progress_;
   std::string name_;  // of the checkpoint
-  std::string api_key_;
   bool refused_ = false;
-  UpdateSettings settings_;
   RankReport report_;
   std::unique_ptr<ParameterServer> server_;
 };
 
 }  // namespace
 
-RankOutcome run_rank(const UpdateCommand& command) {
+RankOutcome run_rank(const UpdateCommand& command, UpdateInputs inputs) {
   Interrupt interrupt;
-  RankUpdate rank(command, interrupt);
+  RankUpdate rank(command, std::move(inputs), interrupt);
   RankOutcome outcome;
   outcome.status = rank.run();
   outcome.refused = rank.refused();

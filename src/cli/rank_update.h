@@ -3,6 +3,7 @@
 
 #include "checkpoint_engine/status.h"
 #include "cli/update_command.h"
+#include "cli/update_inputs.h"
 
 namespace ckpt {
 
@@ -13,6 +14,6 @@ struct RankOutcome {
 
 /// Blocking; on the main thread, before any other thread exists. Rank 0 prints and writes the
 /// report.
-RankOutcome run_rank(const UpdateCommand& command);
+RankOutcome run_rank(const UpdateCommand& command, UpdateInputs inputs);
 
 }  // namespace ckpt

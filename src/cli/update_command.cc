@@ -2,8 +2,8 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "base/env.h"
 #include "base/host.h"
@@ -12,12 +12,9 @@
 #include "checkpoint/checkpoint_files.h"
 #include "cli/launcher.h"
 #include "cli/rank_update.h"
-#include "cli/secret_file.h"
 #include "cli/terminal.h"
-#include "cli/text_file.h"
-#include "cli/update_settings.h"
+#include "cli/update_inputs.h"
 #include "control/hub.h"
-#include "control/rendezvous.h"
 #include "worker/closer.h"
 #include "worker/rescue.h"
 
@@ -49,16 +46,6 @@ bool said_by_rank_0(const UpdateCommand& command, const Status& status) {
   return **rank != 0 && **rank != *status.rank();
 }
 
-/// What every rank can tell alike, before any has joined.
-Status check_job(const UpdateCommand& command) {
-  CKPT_RETURN_IF_ERROR(check_command(command));
-  if (command.nproc > 0) return Status::ok();
-  RendezvousOptions options;
-  if (!command.rendezvous.empty()) options.hub = command.rendezvous;
-  CKPT_ASSIGN_OR_RETURN(const Rendezvous job, resolve_rendezvous(options, process_environment()));
-  return resolve_settings(command, job.world_size).status();
-}
-
 /// Where no rank is left that could, the launcher sets the workers of killed ones free.
 void rescue_workers(const PeerLost& lost) {
   for (const PeerLost::Channel& channel : lost.channels) {
@@ -71,28 +58,21 @@ void rescue_workers(const PeerLost& lost) {
   }
 }
 
-int launch(const UpdateCommand& command, const std::vector<std::string>& arguments) {
+int launch(const UpdateCommand& command, const std::string& secret,
+           const std::vector<std::string>& arguments) {
   // Read here too, so that a checkpoint that is refused is refused once, by one line.
   if (!command.checkpoint_path.empty()) {
     const auto files = scan_checkpoint(command.checkpoint_path);
     if (!files) return refuse(files.status());
   }
-  if (!command.load_metas_file.empty()) {
-    const auto metas = read_text_file(command.load_metas_file);
-    if (!metas) return refuse(metas.status());
-  }
-  const auto secret = read_secret_file(command.secret_file);
-  if (!secret) return refuse(secret.status());
   StopSignals signals(/*children=*/true);
   // Ours, not rank 0's: it outlives every rank, and its port is nobody else's.
   HubOptions hub_options;
   hub_options.bind_host = "127.0.0.1";
   hub_options.world_size = command.nproc;
-  hub_options.secret = *secret;
+  hub_options.secret = secret;
   hub_options.heartbeat_timeout = std::chrono::milliseconds(
       static_cast<std::int64_t>(command.heartbeat_timeout_seconds * 1000));
-  hub_options.heartbeat_interval =
-      std::min(hub_options.heartbeat_interval, hub_options.heartbeat_timeout / 5);
   hub_options.on_lost = rescue_workers;
   const auto hub = Hub::start(std::move(hub_options));
   if (!hub) return fail(hub.status());
@@ -110,12 +90,13 @@ int launch(const UpdateCommand& command, const std::vector<std::string>& argumen
 }  // namespace
 
 int run(const UpdateCommand& command, const std::vector<std::string>& arguments) {
-  if (const Status usable = check_job(command); !usable) return refuse(usable);
+  auto inputs = read_inputs(command);
+  if (!inputs) return refuse(inputs.status());
   if (!command.custom_dist.empty() && !command.quiet && !command.launched) {
     say("--custom-dist has no effect: there is no torch process group here to replace");
   }
-  if (command.nproc > 0) return launch(command, arguments);
-  const RankOutcome outcome = run_rank(command);
+  if (command.nproc > 0) return launch(command, inputs->server.secret, arguments);
+  const RankOutcome outcome = run_rank(command, std::move(*inputs));
   if (outcome.status) return kExitOk;
   if (outcome.refused) return refuse(outcome.status);
   return said_by_rank_0(command, outcome.status) ? kExitFailure : fail(outcome.status);

@@ -31,6 +31,7 @@ struct UpdateCommand : RankOptions {
 
   std::string split = "tensors";
   double timeout_seconds = 300;
+  double register_timeout_seconds = 3600;
   bool verify = true;
 
   int nproc = 0;          ///< ranks to launch; 0: this process is a rank

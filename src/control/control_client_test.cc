@@ -305,6 +305,12 @@ TEST(ControlClient, WrongJoinsAreRefusedAtOnce) {
   EXPECT_THAT(refusal(wrong), HasSubstr("has joined already"));
 }
 
+TEST(Hub, BeatsAsOftenAsAShortTimeoutNeeds) {
+  EXPECT_TRUE(Hub::start({.bind_host = "127.0.0.1", .heartbeat_timeout = 500ms}));
+  EXPECT_EQ(Hub::start({.bind_host = "127.0.0.1", .heartbeat_timeout = 9ms}).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
 TEST(ControlClient, NoHubSaysWhy) {
   const auto client =
       ControlClient::join({.hub = {"127.0.0.1", 1}, .rank = 0, .world_size = 1}, 50ms);

@@ -28,21 +28,25 @@ constexpr int kMessagesPerRound = 256;
 constexpr std::chrono::milliseconds kProbeAgain[] = {
     std::chrono::milliseconds(2), std::chrono::milliseconds(10), std::chrono::milliseconds(50)};
 
+constexpr std::chrono::milliseconds kShortestTimeout{10};
+
 Status check(const HubOptions& options) {
-  using std::chrono::milliseconds;
-  if (options.heartbeat_interval < milliseconds(1) ||
-      options.heartbeat_timeout < 2 * options.heartbeat_interval) {
-    return invalid_argument(concat("hub: a heartbeat timeout of ",
-                                   options.heartbeat_timeout.count(),
-                                   " ms must be at least twice the interval of ",
-                                   options.heartbeat_interval.count(), " ms, which is at least 1"));
+  if (options.heartbeat_interval.count() >= 1 && options.heartbeat_timeout >= kShortestTimeout) {
+    return Status::ok();
   }
-  return Status::ok();
+  return invalid_argument(concat("hub: a heartbeat timeout of ", options.heartbeat_timeout.count(),
+                                 " ms with beats every ", options.heartbeat_interval.count(),
+                                 " ms is too short; give at least ", kShortestTimeout.count(),
+                                 " and 1"));
+}
+
+std::chrono::milliseconds interval(const HubOptions& options) {
+  return std::min(options.heartbeat_interval, options.heartbeat_timeout / 5);
 }
 
 HubCore::Options core_options(const HubOptions& options) {
   return {.terms = {options.job, options.world_size, options.secret},
-          .heartbeat_interval = options.heartbeat_interval,
+          .heartbeat_interval = interval(options),
           .heartbeat_timeout = options.heartbeat_timeout,
           .new_session = [] { return random_id() + random_id(); },
           .on_lost = options.on_lost};
@@ -60,7 +64,7 @@ class Hub::Impl {
  public:
   Impl(const HubOptions& options, std::unique_ptr<SocketContext> context, Socket socket)
       : address_{reachable(options.bind_host), socket.port()},
-        interval_(options.heartbeat_interval),
+        interval_(interval(options)),
         context_(std::move(context)),
         socket_(std::move(socket)),
         core_(core_options(options)),

@@ -26,7 +26,8 @@ struct HubOptions {
   /// Ranks must present the same one. It travels in clear: it keeps strangers out by mistake, not
   /// by force.
   std::string secret;
-  /// Both directions beat at this interval; ranks are told on joining.
+  /// Both directions beat at this interval, or at a fifth of the timeout where that is shorter;
+  /// ranks are told on joining.
   std::chrono::milliseconds heartbeat_interval{1000};
   /// A rank that is silent for so long is lost. A closed connection is a loss at once.
   std::chrono::milliseconds heartbeat_timeout{5000};

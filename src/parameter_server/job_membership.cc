@@ -69,7 +69,6 @@ Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_
     hub.secret = options_.secret;
     hub.heartbeat_timeout = std::chrono::milliseconds(
         static_cast<std::int64_t>(options_.heartbeat_timeout_seconds * 1000));
-    hub.heartbeat_interval = std::min(hub.heartbeat_interval, hub.heartbeat_timeout / 5);
     CKPT_ASSIGN_OR_RETURN(hub_, Hub::start(hub));
     hub_address = hub_->address();
   }

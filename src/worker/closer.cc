@@ -157,10 +157,15 @@ Status wait_for_rings(std::string_view job, int rank, Deadline deadline, AbortSi
 }
 
 Status wait_for_closers(std::string_view job, Deadline deadline) {
-  const bool gone = Closers::instance().wait(
-      deadline, nullptr, [&](const auto& running) { return job.empty() || running.job == job; });
+  int rank = 0;
+  const bool gone = Closers::instance().wait(deadline, nullptr, [&](const auto& running) {
+    rank = running.rank;
+    return job.empty() || running.job == job;
+  });
   if (gone) return Status::ok();
-  return deadline_exceeded("a worker has not left an aborted update yet");
+  return deadline_exceeded(concat("the worker of rank ", rank,
+                                  " has not left an aborted update yet: it is still busy with what "
+                                  "it was given; look at its engine's log, or restart that"));
 }
 
 }  // namespace ckpt

@@ -62,7 +62,7 @@ def test_a_mismatch_is_the_receivers_exit_code(tmp_path, checkpoint, receivers):
 
 def test_usage_errors_exit_with_2(tmp_path):
     for arguments in (("update", "--no-such-option"), ("no-such-command",), ("update", "--ring-size", "big"),
-                      ("make-checkpoint", "--like", "no-such-model", tmp_path / "x")):
+                      ("make-checkpoint", "--like", "no-such-model", tmp_path / "x"), ("inspect", "--network", tmp_path)):
         done = run(*arguments)
         assert done.returncode == 2, (arguments, done.stderr)
         assert "Traceback" not in done.stderr and done.stderr.strip()
@@ -95,10 +95,39 @@ def test_a_report_is_of_this_update_or_says_that_it_failed(tmp_path, checkpoint,
     assert run(*arguments).returncode == 0
     assert report_of(report)["loaded_bytes"] > 0
     engine.stop()
-    assert run(*arguments, "--timeout", 1).returncode == 1
-    assert set(report_of(report)) == {"version", "error"} and report_of(report)["error"]["message"]
-    done = run(*update_arguments(checkpoint, [engine.socket], "--report", tmp_path / "none" / "r.json", nproc=1, parallel=1))
-    assert done.returncode == 1 and "none/r.json:" in done.stderr, done.stderr
+
+    def failure(*more, nproc=1, env=None):
+        report.write_text("of an earlier update")
+        done = run(*update_arguments(checkpoint, [engine.socket], "--report", report, "--timeout", 2, *more, nproc=nproc, parallel=1), env=env)
+        assert done.returncode == 1, done.stderr
+        assert set(report_of(report)) == {"version", "error"}
+        return report_of(report)["error"]["message"]
+
+    assert str(engine.socket) in failure()
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    assert "rank 1 of 2 never joined" in failure("--join-timeout", 0.5, "--inference-parallel-size", 2, nproc=0, env=alone)
+
+
+@pytest.mark.parametrize("launch", [("--nproc", 2), ()], ids=["launched", "one rank"])
+def test_what_is_wrong_before_any_rank_joins_is_a_usage_error_in_one_line(tmp_path, checkpoint, launch):
+    metas = tmp_path / "metas.json"
+    metas.write_text("{")
+    open_to_all = tmp_path / "secret"
+    open_to_all.write_text("secret")
+    open_to_all.chmod(0o644)
+    given = ("--checkpoint-path", checkpoint)
+    for arguments, env, text in (
+            ((*given, "--secret-file", tmp_path / "none"), {}, str(tmp_path / "none")),
+            ((*given, "--api-key-file", open_to_all), {}, "chmod 600"),
+            ((*given, "--report", tmp_path / "no" / "r.json"), {}, "no/r.json"),
+            (given, {"PS_MAX_BUCKET_SIZE_GB": "abc"}, "PS_MAX_BUCKET_SIZE_GB"),
+            (given, {"PS_MEM_FRACTION": "2"}, "PS_MEM_FRACTION"),
+            (("--load-metas-file", tmp_path / "none.json"), {}, "none.json"),
+            (("--load-metas-file", metas), {}, "metas.json"),
+            ((*given, "--load-metas-file", metas), {}, "either")):
+        place = {} if launch else {"RANK": "0", "WORLD_SIZE": "1"}
+        done = run("update", *launch, "--engine", "none", *arguments, env={**env, **place})
+        assert done.returncode == 2 and text in done.stderr and done.stderr.count("\n") == 1, (arguments, done.returncode, done.stderr)
 
 
 def test_expect_is_not_met_by_no_update(checkpoint, receivers):

@@ -6,118 +6,18 @@
 // later ones with and without digests, their share of the H2D ceiling (pinned memory, chunks of 32
 // MiB, all ranks at once), and the device memory that an update takes beside contexts and weights.
 // Exit code 1 unless every byte has arrived. With --device host it runs without a GPU.
-#include <sys/resource.h>
-
-#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/parallel.h"
-#include "base/strings.h"
-#include "job.h"
-#include "roles.h"
-#include "settings.h"
+#include "trial/roles.h"
+#include "trial/settings.h"
+#include "trial/trial.h"
 
 namespace ckpt::bench {
-
-int ordinal_of(const Settings& settings) {
-  return settings.isolate ? 0 : settings.rank % settings.gpus;
-}
-
-Result<std::shared_ptr<Device>> open_device(const Settings& settings) {
-  if (settings.device == "host") return make_host_device(threads_of(settings));
-  return make_cuda_device(ordinal_of(settings));
-}
-
-int threads_of(const Settings& settings) {
-  return std::max(1, available_processors() / settings.ranks);
-}
-
-std::uint64_t checkpoint_bytes(const Settings& settings) {
-  return static_cast<std::uint64_t>(settings.gib * (1 << 30));
-}
-
-double cpu_seconds() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
 namespace {
 
 using nlohmann::json;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
-}
-
-double largest(const std::vector<json>& ranks, const json::json_pointer& member) {
-  double value = 0;
-  for (const json& rank : ranks) value = std::max(value, rank.value(member, 0.0));
-  return value;
-}
-
-/// What the run says as a whole; the ranks' own numbers are in it too.
-json summary(const Settings& settings, const std::vector<json>& ranks) {
-  const double bytes = ranks[0]["total_bytes"];
-  double ceiling = 0;
-  for (const json& rank : ranks) ceiling += rank["upload_gb_per_s"].get<double>();
-  std::vector<double> verified, trusted, first_buckets, rank_cpu, worker_cpu, releases;
-  double first = 0;
-  for (std::size_t i = 0; i < ranks[0]["updates"].size(); ++i) {
-    const json::json_pointer at(concat("/updates/", i));
-    const double seconds = largest(ranks, at / "seconds");
-    if (i == 0) {
-      first = seconds;
-      continue;
-    }
-    const bool verify = ranks[0]["updates"][i]["verify"];
-    (verify ? verified : trusted).push_back(seconds);
-    if (!verify) continue;
-    first_buckets.push_back(largest(ranks, at / "first_bucket_seconds"));
-    rank_cpu.push_back(largest(ranks, at / "cpu_seconds"));
-    worker_cpu.push_back(largest(ranks, at / "worker_cpu_seconds"));
-    releases.push_back(largest(ranks, at / "worker_release_seconds"));
-  }
-  json all = {{"device", ranks[0]["device"]},
-              {"ranks", settings.ranks},
-              {"gpus", settings.gpus},
-              {"isolate", settings.isolate},
-              {"hosts", settings.hosts},
-              {"worker", settings.worker.empty() ? "native" : settings.worker},
-              {"collective", settings.collective},
-              {"overlap", settings.overlap},
-              {"keep_buffers", settings.keep_buffers},
-              {"release_communicators", settings.release_communicators},
-              {"ring", settings.ring},
-              {"bucket", settings.bucket},
-              {"chunk", settings.chunk},
-              {"total_bytes", bytes},
-              {"tensors", ranks[0]["tensors"]},
-              {"upload_gb_per_s", ceiling},
-              {"first_seconds", first},
-              {"verified_seconds", median(verified)},
-              {"unverified_seconds", median(trusted)},
-              {"first_bucket_seconds", median(first_buckets)},
-              {"rank_cpu_seconds", median(rank_cpu)},
-              {"worker_cpu_seconds", median(worker_cpu)},
-              {"worker_release_seconds", median(releases)},
-              {"extra_device_bytes", largest(ranks, "/extra_device_bytes"_json_pointer)},
-              {"kept_device_bytes", largest(ranks, "/kept_device_bytes"_json_pointer)}};
-  for (const char* member :
-       {"register_first_seconds", "register_seconds", "unregister_seconds", "gather_seconds",
-        "register_files_first_seconds", "register_files_seconds", "register_device_first_seconds",
-        "register_device_seconds", "download_gb_per_s"}) {
-    all[member] = largest(ranks, json::json_pointer(concat("/", member)));
-  }
-  all["by_rank"] = ranks;
-  return all;
-}
 
 void print(const json& all) {
   const double bytes = all["total_bytes"], ceiling = all["upload_gb_per_s"];
@@ -157,38 +57,30 @@ void print(const json& all) {
   std::printf("  every byte is right\n");
 }
 
+void print_death(const json& all) {
+  for (const json& told : all["told"]) {
+    std::printf("rank %d died in an update; rank %d had the cause after %.3f s: %s\n",
+                all["killed_rank"].get<int>(), told["rank"].get<int>(),
+                told["seconds"].get<double>(), told["cause"].get<std::string>().c_str());
+  }
+}
+
 void append(const Settings& settings, const json& all) {
   if (!settings.json.empty()) std::ofstream(settings.json, std::ios::app) << all.dump() << "\n";
 }
 
-/// A rank dies in an update: how long until the others have its cause.
-Status run_until_death(Settings settings, const Workers& workers) {
-  settings.dies = true;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<json> ranks, run_ranks(settings, workers));
-  const double death = ranks[static_cast<std::size_t>(settings.kill_rank)]["died_at"];
-  json all = {{"killed_rank", settings.kill_rank},
-              {"ranks", settings.ranks},
-              {"gpus", settings.gpus},
-              {"collective", settings.collective},
-              {"worker", settings.worker}};
-  for (int rank = 0; rank < settings.ranks; ++rank) {
-    if (rank == settings.kill_rank) continue;
-    const json& told = ranks[static_cast<std::size_t>(rank)];
-    const double seconds = told["told_at"].get<double>() - death;
-    std::printf("rank %d died in an update; rank %d had the cause after %.3f s: %s\n",
-                settings.kill_rank, rank, seconds, told["cause"].get<std::string>().c_str());
-    all["told"].push_back({{"rank", rank}, {"seconds", seconds}, {"cause", told["cause"]}});
-  }
-  append(settings, all);
-  return Status();
-}
-
 Status run(const Settings& settings) {
-  CKPT_ASSIGN_OR_RETURN(const Workers workers, Workers::start(settings));
-  if (settings.kill_rank >= 0) CKPT_RETURN_IF_ERROR(run_until_death(settings, workers));
-  CKPT_ASSIGN_OR_RETURN(const std::vector<json> ranks, run_ranks(settings, workers));
-  const json all = summary(settings, ranks);
-  print(all);
+  if (settings.kill_rank < 0) {
+    CKPT_ASSIGN_OR_RETURN(const json all, run_trial(settings));
+    print(all);
+    append(settings, all);
+    return Status();
+  }
+  CKPT_ASSIGN_OR_RETURN(json all, run_killing_trial(settings));
+  print_death(all);
+  print(all["afterwards"]);
+  append(settings, all["afterwards"]);
+  all.erase("afterwards");
   append(settings, all);
   return Status();
 }
@@ -204,9 +96,8 @@ int main(int argc, char** argv) {
                  ckpt::bench::kUsage);
     return 2;
   }
-  const ckpt::Status status = settings->role == "rank"     ? ckpt::bench::run_rank(*settings)
-                              : settings->role == "worker" ? ckpt::bench::run_worker(*settings)
-                                                           : ckpt::bench::run(*settings);
+  const ckpt::Status status =
+      settings->role.empty() ? ckpt::bench::run(*settings) : ckpt::bench::run_role(*settings);
   if (status.is_ok()) return 0;
   std::fprintf(stderr, "gpu_update%s%s: %s\n", settings->role.empty() ? "" : " ",
                settings->role.c_str(), status.to_string().c_str());

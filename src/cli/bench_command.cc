@@ -6,6 +6,7 @@
 
 #include "base/parallel.h"
 #include "base/strings.h"
+#include "cli/bench_shares.h"
 #include "cli/ceilings.h"
 #include "cli/terminal.h"
 
@@ -26,7 +27,8 @@ Result<std::vector<std::shared_ptr<Device>>> devices_of(const BenchCommand& comm
   return devices;
 }
 
-std::string table(const std::string& device, std::size_t count, const std::vector<Ceiling>& all) {
+std::string table(const std::string& device, std::size_t count, const std::vector<Ceiling>& all,
+                  const std::vector<Share>& shares) {
   std::string text = concat(count, count == 1 ? " device: " : " devices: ", device);
   for (const Ceiling& ceiling : all) {
     char line[120];
@@ -37,7 +39,40 @@ std::string table(const std::string& device, std::size_t count, const std::vecto
     std::snprintf(line, sizeof(line), "  %5.1f %% of copying, then pinning", ceiling.share * 100);
     text += line;
   }
+  if (!shares.empty()) text += "\nours";
+  for (const Share& share : shares) {
+    char line[160];
+    std::snprintf(line, sizeof(line), "\n  %-26s %-22s %9.1f GB/s  %5.1f %% of %s (%.1f)",
+                  share.what.c_str(), share.with.c_str(), share.gb_per_s, share.share() * 100,
+                  share.ceiling.c_str(), share.ceiling_gb_per_s);
+    text += line;
+  }
   return text;
+}
+
+std::string to_json(const std::string& device, std::size_t count, const BenchCommand& command,
+                    const std::vector<Ceiling>& all, const std::vector<Share>& shares) {
+  using Json = nlohmann::ordered_json;
+  Json ceilings = Json::array(), ours = Json::array();
+  for (const Ceiling& ceiling : all) {
+    ceilings.push_back(
+        {{"what", ceiling.what}, {"with", ceiling.with}, {"gb_per_s", ceiling.gb_per_s}});
+    if (ceiling.share > 0) ceilings.back()["share_of_ceiling"] = ceiling.share;
+  }
+  for (const Share& share : shares) {
+    ours.push_back({{"what", share.what},
+                    {"with", share.with},
+                    {"gb_per_s", share.gb_per_s},
+                    {"ceiling", share.ceiling},
+                    {"ceiling_gb_per_s", share.ceiling_gb_per_s},
+                    {"share_of_ceiling", share.share()}});
+  }
+  return Json{{"device", device},
+              {"devices", count},
+              {"bytes", command.bytes},
+              {"ceilings", ceilings},
+              {"ours", ours}}
+      .dump(2);
 }
 
 }  // namespace
@@ -50,19 +85,16 @@ int run(const BenchCommand& command) {
   const auto ceilings = measure_ceilings(*devices, options);
   if (!ceilings) return fail(ceilings.status());
   const std::string name = devices->front()->name();
-  if (!command.json) {
-    say(table(name, devices->size(), *ceilings));
-    return kExitOk;
+  std::vector<Share> shares;
+  if (!command.no_update) {
+    auto measured = measure_shares(
+        *ceilings,
+        {devices->front()->kind(), static_cast<int>(devices->size()), command.update_bytes});
+    if (!measured) return fail(measured.status());
+    shares = std::move(*measured);
   }
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const Ceiling& ceiling : *ceilings) {
-    list.push_back(
-        {{"what", ceiling.what}, {"with", ceiling.with}, {"gb_per_s", ceiling.gb_per_s}});
-    if (ceiling.share > 0) list.back()["share_of_ceiling"] = ceiling.share;
-  }
-  say(nlohmann::ordered_json{
-      {"device", name}, {"devices", devices->size()}, {"bytes", command.bytes}, {"ceilings", list}}
-          .dump(2));
+  say(command.json ? to_json(name, devices->size(), command, *ceilings, shares)
+                   : table(name, devices->size(), *ceilings, shares));
   return kExitOk;
 }
 

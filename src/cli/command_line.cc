@@ -257,6 +257,11 @@ void add_bench(CLI::App& app, BenchCommand& o) {
       ->capture_default_str();
   app.add_option("--threads", o.threads, "for copies by processors (default: all, at most 16)")
       ->check(CLI::PositiveNumber);
+  auto* const update = add_size(
+      app, "--update-size", o.update_bytes,
+      "of the checkpoint that is measured beside them (default 4GiB on GPUs, 256MiB on host)",
+      1 << 20);
+  app.add_flag("--no-update", o.no_update, "the machine alone")->excludes(update);
   app.add_flag("--json", o.json, "as JSON");
 }
 

@@ -9,6 +9,8 @@
 #include "cli/command_line.h"
 #include "cli/log_output.h"
 #include "cli/terminal.h"
+#include "trial/roles.h"
+#include "trial/settings.h"
 
 namespace ckpt {
 namespace {
@@ -41,6 +43,14 @@ struct RunCommand {
   }
 };
 
+/// A rank or worker that `bench` has started.
+int run_trial_process(const std::vector<std::string>& arguments) {
+  log_to_stderr(log_level(false));
+  const auto settings = bench::parse_settings(arguments);
+  const Status status = settings.is_ok() ? bench::run_role(*settings) : settings.status();
+  return status.is_ok() ? kExitOk : fail(status);
+}
+
 }  // namespace
 }  // namespace ckpt
 
@@ -49,6 +59,9 @@ int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
+    if (!arguments.empty() && arguments.front() == "trial-process") {
+      return ckpt::run_trial_process({arguments.begin() + 1, arguments.end()});
+    }
     return std::visit(ckpt::RunCommand{arguments}, ckpt::parse_command_line(arguments));
   } catch (const std::exception& error) {
     return ckpt::fail(ckpt::internal_error(error.what()));

@@ -1,4 +1,5 @@
 """The program's main job and its faults, with real processes."""
+import json
 import os
 import pathlib
 import signal
@@ -70,6 +71,18 @@ def test_usage_errors_exit_with_2(tmp_path):
         for flag in ("--help", "--version"):
             done = run(*command, flag)
             assert done.returncode == 0 and done.stdout.strip(), (command, flag)
+
+
+def test_bench_shows_what_an_update_reaches_of_the_machine():
+    done = run("bench", "--device", "host", "--size", "64MiB", "--seconds", 0.02, "--update-size", "16MiB", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout)
+    assert {"host to device", "on the device", "registration from memory"} <= {row["what"] for row in figures["ceilings"]}
+    ours = {row["what"]: row for row in figures["ours"]}
+    for what in ("update, verified", "update, not verified", "loading by the worker"):
+        assert ours[what]["gb_per_s"] > 0 and ours[what]["share_of_ceiling"] > 0, ours
+    alone = run("bench", "--device", "host", "--size", "64MiB", "--seconds", 0.02, "--no-update")
+    assert alone.returncode == 0 and "update" not in alone.stdout, alone.stdout + alone.stderr
 
 
 @pytest.mark.parametrize("nproc", [0, 1, 2])

@@ -1,4 +1,4 @@
-#include "job.h"
+#include "trial/job.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -25,8 +25,6 @@ std::vector<std::string> command_of(const std::string& program, const Settings& 
   for (std::string& argument : to_arguments(settings)) command.push_back(std::move(argument));
   return command;
 }
-
-constexpr const char* kSelf = "/proc/self/exe";
 
 std::string text_of(int outcome) {
   return WIFSIGNALED(outcome) ? concat("signal ", WTERMSIG(outcome))
@@ -64,7 +62,7 @@ Result<Workers> Workers::start(const Settings& settings) {
     own.peer_fd = pair.second.get();
     CKPT_ASSIGN_OR_RETURN(
         const pid_t pid,
-        start_program(command_of(settings.worker.empty() ? kSelf : settings.worker, own),
+        start_program(command_of(settings.worker.empty() ? settings.program : settings.worker, own),
                       environment_of(settings, rank), {own.peer_fd}));
     workers.processes_[pid] = concat("worker ", rank);
     workers.ends_.push_back(std::move(pair.first));
@@ -94,9 +92,9 @@ Result<std::vector<nlohmann::json>> run_ranks(Settings settings, const Workers& 
     settings.rank = rank;
     settings.peer_fd = workers.peer_fd(rank);
     settings.result_fd = result.second.get();
-    CKPT_ASSIGN_OR_RETURN(const pid_t pid,
-                          start_program(command_of(kSelf, settings), environment_of(settings, rank),
-                                        {settings.peer_fd, settings.result_fd}));
+    CKPT_ASSIGN_OR_RETURN(const pid_t pid, start_program(command_of(settings.program, settings),
+                                                         environment_of(settings, rank),
+                                                         {settings.peer_fd, settings.result_fd}));
     ranks[pid] = rank;
     results.emplace_back(std::move(result.first));
   }

@@ -1,4 +1,4 @@
-#include "processes.h"
+#include "trial/processes.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

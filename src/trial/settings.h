@@ -1,4 +1,4 @@
-// What one run of gpu_update measures.
+// What one trial measures, and how.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,11 @@ struct Settings {
   std::string files;  ///< a folder: registration from files in the page cache is measured too
   std::string json;   ///< a file to which the result is appended as one line
 
+  /// NCCL on its own, too: what a communicator costs, and its rates. A GPU for each rank.
+  bool nccl_ceilings = false;
+  /// What processes of a run are started as: a program that runs roles, with arguments before ours.
+  std::string program = "/proc/self/exe";
+
   // Of the processes that a run starts.
   std::string role;  ///< empty, "rank" or "worker"
   int rank = 0;
@@ -47,7 +52,8 @@ inline constexpr const char* kUsage =
     "                  [--overlap auto|on|off] [--keep-buffers 1] [--release-communicators 1]\n"
     "                  [--hosts H] [--worker COMMAND] [--kill-rank R] "
     "[--updates K]\n"
-    "                  [--load-threads T] [--files DIR] [--from-device 1] [--shrink D] [--json "
+    "                  [--nccl-ceilings 1] [--load-threads T] [--files DIR] [--from-device 1] "
+    "[--shrink D] [--json "
     "FILE]\n";
 
 Result<Settings> parse_settings(const std::vector<std::string>& arguments);

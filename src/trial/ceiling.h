@@ -6,7 +6,7 @@
 
 #include "checkpoint_engine/status.h"
 #include "device/device.h"
-#include "pinned_memory.h"
+#include "trial/pinned_memory.h"
 
 namespace ckpt::bench {
 
@@ -17,10 +17,14 @@ class Upload {
   static Result<std::unique_ptr<Upload>> create(Device& device);
   /// GB/s of copies of `chunk` bytes, a few queued at a time, for about `seconds`.
   Result<double> measure(std::uint64_t chunk, double seconds);
+  /// The same from the buffer of another process.
+  Result<double> measure_peer(const BufferHandle& handle, std::uint64_t chunk, double seconds);
+  BufferHandle handle() const { return to_->handle(); }
   /// The same from the device.
   Result<double> measure_back(std::uint64_t chunk, double seconds);
 
  private:
+  Device* device_ = nullptr;
   std::unique_ptr<PinnedMemory> from_;
   std::unique_ptr<DeviceBuffer> to_;
   std::unique_ptr<CopyStream> stream_;

@@ -1,4 +1,4 @@
-#include "settings.h"
+#include "trial/settings.h"
 
 #include <cstdlib>
 #include <functional>
@@ -60,6 +60,7 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--overlap", text(settings.overlap)},
       {"--keep-buffers", flag(settings.keep_buffers)},
       {"--release-communicators", flag(settings.release_communicators)},
+      {"--nccl-ceilings", flag(settings.nccl_ceilings)},
       {"--updates", number(settings.updates)},
       {"--load-threads", number(settings.load_threads)},
       {"--files", text(settings.files)},

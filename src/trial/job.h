@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "checkpoint_engine/status.h"
-#include "processes.h"
-#include "settings.h"
+#include "trial/processes.h"
+#include "trial/settings.h"
 
 namespace ckpt::bench {
 

@@ -3,7 +3,7 @@
 
 #include "checkpoint_engine/status.h"
 #include "device/device.h"
-#include "settings.h"
+#include "trial/settings.h"
 
 namespace ckpt::bench {
 
@@ -11,6 +11,9 @@ namespace ckpt::bench {
 Status run_rank(const Settings& settings);
 /// Serves its rank until that hangs up.
 Status run_worker(const Settings& settings);
+
+/// The one that Settings::role names.
+Status run_role(const Settings& settings);
 
 /// The device of this process.
 Result<std::shared_ptr<Device>> open_device(const Settings& settings);

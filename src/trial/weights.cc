@@ -1,4 +1,4 @@
-#include "weights.h"
+#include "trial/weights.h"
 
 #include <algorithm>
 #include <cstring>

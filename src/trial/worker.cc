@@ -9,10 +9,10 @@
 #include "base/parallel.h"
 #include "base/strings.h"
 #include "checkpoint_engine/receiver.h"
-#include "pinned_memory.h"
-#include "processes.h"
-#include "roles.h"
-#include "weights.h"
+#include "trial/pinned_memory.h"
+#include "trial/processes.h"
+#include "trial/roles.h"
+#include "trial/weights.h"
 
 namespace ckpt::bench {
 namespace {

@@ -10,14 +10,15 @@
 #include "base/host.h"
 #include "base/parallel.h"
 #include "base/strings.h"
-#include "ceiling.h"
 #include "checkpoint/safetensors_writer.h"
 #include "checkpoint/split.h"
 #include "checkpoint_engine/parameter_server.h"
-#include "memory_watch.h"
-#include "processes.h"
-#include "roles.h"
-#include "weights.h"
+#include "trial/ceiling.h"
+#include "trial/memory_watch.h"
+#include "trial/nccl_ceiling.h"
+#include "trial/processes.h"
+#include "trial/roles.h"
+#include "trial/weights.h"
 
 namespace ckpt::bench {
 namespace {
@@ -54,6 +55,8 @@ class RankRun {
  private:
   Status start();
   Status meet_worker();
+  Status measure_ceilings();
+  Status measure_peer(Upload& upload);
   Status measure_registration();
   Status register_files();
   Status register_device_memory();
@@ -117,6 +120,10 @@ Status RankRun::start() {
   CKPT_ASSIGN_OR_RETURN(options.bucket_bytes, parse_bytes(settings_.bucket));
   CKPT_ASSIGN_OR_RETURN(options.chunk_bytes, parse_bytes(settings_.chunk));
   CKPT_ASSIGN_OR_RETURN(server_, ParameterServer::create(std::move(options)));
+  return measure_ceilings();
+}
+
+Status RankRun::measure_ceilings() {
   CKPT_ASSIGN_OR_RETURN(const auto upload, Upload::create(*device_));
   CKPT_RETURN_IF_ERROR(barrier());  // all at once
   CKPT_ASSIGN_OR_RETURN(const double rate, upload->measure(kCeilingChunk, kCeilingSeconds));
@@ -124,7 +131,31 @@ Status RankRun::start() {
                         upload->measure_back(kCeilingChunk, kCeilingSeconds));
   result_["device"] = device_->name();
   result_["upload_gb_per_s"] = rate;
-  return barrier();
+  CKPT_RETURN_IF_ERROR(barrier());
+  if (settings_.ranks > 1 && settings_.hosts == 1) CKPT_RETURN_IF_ERROR(measure_peer(*upload));
+  if (settings_.nccl_ceilings) {
+    CKPT_ASSIGN_OR_RETURN(result_["nccl"], measure_nccl(*server_, *device_));
+  }
+  return Status();
+}
+
+// Every rank copies out of the memory of the next, all at once.
+Status RankRun::measure_peer(Upload& upload) {
+  const BufferHandle mine = upload.handle();
+  const std::string_view ipc(reinterpret_cast<const char*>(mine.ipc.data()), mine.ipc.size());
+  const std::string told = concat(mine.shared_memory, '\n', mine.device_uuid, '\n', ipc);
+  CKPT_ASSIGN_OR_RETURN(const auto all, server_->all_gather(told, kPatienceSeconds));
+  const std::string& text = all[static_cast<std::size_t>((settings_.rank + 1) % settings_.ranks)];
+  const std::size_t uuid = text.find('\n') + 1, rest = text.find('\n', uuid) + 1;
+  BufferHandle next = mine;
+  next.shared_memory = text.substr(0, uuid - 1);
+  next.device_uuid = text.substr(uuid, rest - 1 - uuid);
+  const auto bytes = std::as_bytes(std::span(text).subspan(rest));
+  next.ipc.assign(bytes.begin(), bytes.end());
+  CKPT_RETURN_IF_ERROR(barrier());
+  CKPT_ASSIGN_OR_RETURN(result_["peer_gb_per_s"],
+                        upload.measure_peer(next, kCeilingChunk, kCeilingSeconds));
+  return barrier();  // nobody has it open any more
 }
 
 Registration RankRun::from_memory() const {

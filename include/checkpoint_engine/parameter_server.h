@@ -188,7 +188,8 @@ class ParameterServer {
   /// collective.
   virtual Status register_checkpoint(const std::string& name, const Registration& part) = 0;
   /// Waits for readers of other jobs, and gives the memory back, which may go on in the background;
-  /// the next register_checkpoint waits for its end. The shared pool is kept for the next
+  /// a register_checkpoint right behind takes it over, still pinned, where it needs as much, and
+  /// waits for its end else. The shared pool is kept for the next
   /// checkpoint unless `force`. Unknown names are kNotFound, unless `force`.
   virtual Status unregister_checkpoint(const std::string& name, bool force = false) = 0;
   /// Collective: every rank learns all tensors of `name`.

@@ -21,8 +21,6 @@ Status CheckpointRegistry::add(const std::string& name, const Registration& part
                concat("checkpoint ", quoted(name), " is registered already; unregister it first"))
         .on_rank(job_.rank());
   }
-  // Both at once might not fit.
-  reclaimer_.wait();
   ++registrations_;
   auto registered = RegisteredCheckpoint::create(name, part, context());
   if (!registered) {

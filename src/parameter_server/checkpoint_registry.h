@@ -31,8 +31,9 @@ class CheckpointRegistry {
 
   /// A name that is there already is refused and stays as it is.
   Status add(const std::string& name, const Registration& part);
-  /// The memory goes back to the system in the background; the next add() waits for that. Waits
-  /// for readers of other jobs. What was gathered of it is forgotten.
+  /// The memory goes back to the system in the background; the next add() takes it over where the
+  /// size is the same, else waits for that. Waits for readers of other jobs. What was gathered of
+  /// it is forgotten.
   Status remove(const std::string& name, bool force);
   void clear() { checkpoints_.clear(); }
   /// What this rank holds of `name`; null: nothing.

@@ -77,7 +77,14 @@ Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>
                                       [](const auto& file) { return file.second.has_value(); });
   HostPoolOptions near_device;
   near_device.numa_node = context_.device.numa_node();
-  if (part.use_shared_pool && !any_mapped) {
+  if (!part.use_shared_pool && !any_mapped) {
+    own_pool_ = context_.reclaimer.take_back(pool_layout.bytes);
+  }
+  // Both at once might not fit.
+  if (!own_pool_) context_.reclaimer.wait();
+  if (own_pool_) {
+    pool_ = own_pool_.get();
+  } else if (part.use_shared_pool && !any_mapped) {
     CKPT_ASSIGN_OR_RETURN(pool_, context_.shared_pool.take(name_, pool_layout.bytes, near_device));
     uses_shared_pool_ = true;
   } else {

@@ -1,7 +1,7 @@
 // Text from anywhere, as a metas file: never a crash; what is taken survives being written again.
 #include <cstdint>
 
-#include "checkpoint/metas_json.h"
+#include "parameter_server/metas_json.h"
 #include "require.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

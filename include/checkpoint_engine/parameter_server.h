@@ -136,7 +136,7 @@ struct UpdateOptions {
 };
 
 struct StageReport {
-  std::string name;  ///< "prepare", "plan", "fill", "receive", "deliver", "finish", ...
+  std::string name;  ///< "plan", "fill", "deliver", ...: docs/report.md has them all
   double seconds = 0;
   std::uint64_t bytes = 0;
 };

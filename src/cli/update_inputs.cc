@@ -1,7 +1,7 @@
 #include "cli/update_inputs.h"
 
 #include "base/strings.h"
-#include "checkpoint/metas_json.h"
+#include "parameter_server/metas_json.h"
 #include "cli/rank_options.h"
 #include "cli/report_json.h"
 #include "cli/secret_file.h"

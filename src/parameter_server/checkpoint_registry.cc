@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/strings.h"
-#include "checkpoint/metas_json.h"
+#include "parameter_server/metas_json.h"
 #include "parameter_server/foreign_owners.h"
 
 namespace ckpt {

@@ -1,4 +1,4 @@
-#include "checkpoint/metas_json.h"
+#include "parameter_server/metas_json.h"
 
 #include <charconv>
 #include <nlohmann/json.hpp>

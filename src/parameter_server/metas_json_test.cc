@@ -1,4 +1,4 @@
-#include "checkpoint/metas_json.h"
+#include "parameter_server/metas_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -47,6 +47,7 @@ install_beside() {
 install_ours() {
   say "build and install our package"
   rm -rf "$cache/ours"
+  command -v ccache >/dev/null && local -x CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache "CCACHE_BASEDIR=$root" CCACHE_NOHASHDIR=1
   "$cache/vllm/v/bin/uv" pip install -q --python "$python" --no-deps --target "$cache/ours" "$root"
 }
 

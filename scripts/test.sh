@@ -30,8 +30,10 @@ run dev
 
 python=$(bash scripts/venv.sh)
 build release -DCKPT_BUILD_PYTHON=ON -DPython_EXECUTABLE="$python"
-say "the program, the Python package, and a checkpoint that nobody here made"
-"$python" -m pytest -q tests/python
+say "the program, and a checkpoint that nobody here made"
+"$python" -m pytest -q tests/python/test_{p2p,program,real_checkpoint,service}.py
+say "the Python package, as pip installs it"
+bash scripts/test_wheel.sh
 
 for sanitizer in asan tsan; do
   build "$sanitizer"

@@ -197,6 +197,30 @@ class ParameterServer:
 
     def all_gather(self, mine: bytes, timeout_seconds: float) -> list[bytes]: ...
 
+class Hub:
+    """Where the ranks of a process group meet."""
+
+    def __init__(self, bind_host: str, world_size: int, secret: str) -> None: ...
+
+    @property
+    def port(self) -> int: ...
+
+    def close(self, timeout_seconds: float) -> None:
+        """Returns when every rank that joined has left."""
+
+class ProcessGroup:
+    """See ProcessGroup of the C++ code."""
+
+    def __init__(self, rank: int, world_size: int, hub: str, job: str, secret: str, timeout_seconds: float) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def barrier(self, tag: str, ranks: Sequence[int], timeout_seconds: float) -> None: ...
+
+    def all_gather(self, tag: str, ranks: Sequence[int], mine: bytes, timeout_seconds: float) -> list[bytes]: ...
+
+    def broadcast(self, tag: str, ranks: Sequence[int], source: int, address: int, bytes: int, keep_alive: object, timeout_seconds: float) -> None: ...
+
 class RingBytes:
     """
     The bytes of a tensor in the ring; has the buffer protocol for host rings.

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import _core, _log, _torch_group
+from . import _core, _log, _torch_group, distributed
+from ._process_group import ServerStore
 from .data_types import MemoryBufferMetaList, Metas
 from .errors import CheckpointEngineError, InvalidArgumentError
 from .report import UpdateReport
@@ -56,7 +57,7 @@ class ParameterServer:
 
     Args:
         rank, world_size: from the variables of torchrun, Open MPI or Slurm where they are None. 0 is a rank.
-        auto_pg: torch's default process group, if init_process_group has made one, is destroyed after each update.
+        auto_pg: the default process group, if init_process_group has made one, is destroyed after each update.
         gpu_count: ranks of one host; this rank uses the GPU number rank % gpu_count. None: the launcher's local rank.
         mem_fraction: of the free memory, which an update may use; None: PS_MEM_FRACTION, else 0.9.
         master_addr, master_port: where rank 0 listens. None: MASTER_ADDR, and MASTER_PORT + 1.
@@ -117,6 +118,8 @@ class ParameterServer:
         self._gpu_count = gpu_count
         self._auto_pg = auto_pg
         self._torch_group_is_ours = False
+        self._own_group_is_ours = False
+        self._secret = secret
         self._server = _core.ParameterServer(options)
         # At the end of the process too: ranks that leave are not taken for dead.
         self._finalizer = weakref.finalize(self, self._server.close)
@@ -203,11 +206,18 @@ class ParameterServer:
         return self._server.export_metas()
 
     def init_process_group(self, *, timeout: timedelta = timedelta(minutes=10)) -> None:
-        """Makes torch's default process group over the job's ranks where torch is loaded and there is none.
+        """Makes a default process group over the job's ranks where there is none: torch's where torch is loaded, and that of
+        checkpoint_engine.distributed where it is another.
 
-        The engine itself needs none; programs that call torch.distributed between the calls do. Collective.
+        The engine itself needs none; programs that call collectives between the calls do. Collective.
         """
         self._torch_group_is_ours |= _torch_group.make(self._server, self._master_addr, self._gpu_count, timeout)
+        if not distributed.uses_torch() and not distributed.is_initialized():
+            store = ServerStore(self._server, timeout)
+            distributed.init_process_group(
+                self.rank, self.world_size, store, timeout=timeout, secret=self._secret, host=self._master_addr
+            )
+            self._own_group_is_ours = True
 
     def store_based_barrier(self, timeout: timedelta = timedelta(minutes=5)) -> None:
         """Waits until every rank of the job has called it."""
@@ -249,7 +259,7 @@ class ParameterServer:
             )
             done = self.commit(prepared, req_func)
         finally:
-            self._leave_torch_group()
+            self._leave_groups()
         if report is not None:
             report(done)
 
@@ -291,10 +301,14 @@ class ParameterServer:
         """Gives a prepared update up on every rank, with this cause."""
         self._server.abort(prepared._take(), cause)
 
-    def _leave_torch_group(self) -> None:
+    def _leave_groups(self) -> None:
         if self._auto_pg and self._torch_group_is_ours:
             self._torch_group_is_ours = False
             _torch_group.destroy()
+        if self._auto_pg and self._own_group_is_ours:
+            self._own_group_is_ours = False
+            if distributed.is_initialized():
+                distributed.destroy_process_group()
 
 
 class _CallThread:

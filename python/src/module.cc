@@ -5,6 +5,7 @@
 #include "engine_client.h"
 #include "log.h"
 #include "parameter_server.h"
+#include "process_group.h"
 #include "receiver.h"
 #include "tensors.h"
 
@@ -18,5 +19,6 @@ NB_MODULE(_core, module) {
   ckpt::python::bind_engine_call(module);
   ckpt::python::bind_engine_client(module);
   ckpt::python::bind_parameter_server(module);
+  ckpt::python::bind_process_group(module);
   ckpt::python::bind_receiver(module);
 }

@@ -78,7 +78,14 @@ Relay::Relay(UniqueFd worker, UniqueFd endpoint, UniqueFd process)
 
 Relay::~Relay() {
   stop_.set();
+  if (thread_.joinable()) thread_.join();
+}
+
+UniqueFd Relay::part() {
+  parting_ = true;
+  stop_.set();
   thread_.join();
+  return std::move(worker_);
 }
 
 void Relay::run() {
@@ -100,7 +107,7 @@ void Relay::run() {
   }
   end_.store(end, std::memory_order_release);
   ::shutdown(endpoint_.get(), SHUT_RDWR);
-  ::shutdown(worker_.get(), SHUT_RDWR);
+  if (!parting_) ::shutdown(worker_.get(), SHUT_RDWR);
 }
 
 }  // namespace ckpt

@@ -21,6 +21,9 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
+  /// Ends without a word to the worker, whose connection is given back.
+  UniqueFd part();
+
   enum class End { kRunning, kWorkerClosed, kWorkerEnded, kEndpointClosed };
   /// Why it has ended. Any thread.
   End end() const { return end_.load(std::memory_order_acquire); }
@@ -30,6 +33,7 @@ class Relay {
 
   UniqueFd worker_, endpoint_, process_;
   EventFd stop_;
+  std::atomic<bool> parting_{false};
   std::atomic<End> end_{End::kRunning};
   std::thread thread_;
 };

@@ -76,6 +76,20 @@ TEST_F(StockChannelTest, ServesFurtherPassesOnTheSameAddress) {
   }
 }
 
+TEST_F(StockChannelTest, AWorkerThatIsSlowToCloseIsNoOtherWorker) {
+  std::promise<void> close;
+  StockWorker worker(channel_->address(), {.linger = [&] { close.get_future().wait(); }});
+  EXPECT_TRUE(test::run_pass(*channel_, ring_, abort_).is_ok());
+  // ZeroMQ connects again 0.1 s after a connection has ended.
+  const Deadline reconnected = Deadline::after(std::chrono::milliseconds(300));
+  while (!reconnected.expired()) {
+    ASSERT_FALSE(channel_->connected_again());
+    (void)wait_for_any({channel_->poll_fd()}, reconnected, nullptr);
+  }
+  close.set_value();
+  EXPECT_TRUE(worker.wait().returned);
+}
+
 TEST_F(StockChannelTest, TheWiresTakeTurns) {
   for (const bool stock : {true, false, true}) {
     test::TestLoader loader;

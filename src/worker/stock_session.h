@@ -37,6 +37,9 @@ class StockSession {
   /// "has ended", "closed its connection", "stopped answering": after lost().
   std::string_view how_lost() const;
 
+  /// The end, after which nothing else may be called: the worker's connection, still open.
+  UniqueFd part() { return relay_->part(); }
+
   Status ask(std::span<const std::byte> question);
   std::optional<std::string> take_answer();
 

@@ -64,6 +64,9 @@ class StockWire final : public WorkerWire {
   Gate gate_;
   PollSet poll_set_;  ///< the gate while nobody is in, else the session
   std::unique_ptr<StockSession> session_;
+  /// Of the worker that has finished. ZeroMQ connects again when we close it before the worker has
+  /// closed its socket, and would look like another worker.
+  UniqueFd finished_;
   BucketAck announced_;
   Status abort_cause_;
   bool told_ = false;    ///< the exception is on its way to the worker of this session
@@ -174,6 +177,7 @@ Status StockWire::release(Deadline deadline, AbortSignal& abort) {
 Status StockWire::finish(Deadline deadline, AbortSignal& abort) {
   CKPT_RETURN_IF_ERROR(
       ask_and_wait(pickle_none(), {"finish the update", kFinishHint}, deadline, abort));
+  finished_ = session_->part();
   return end_session();
 }
 

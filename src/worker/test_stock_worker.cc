@@ -80,6 +80,7 @@ StockOutcome run_stock_worker(const std::string& address, const StockScript& scr
     if (verb == Verb::kTraceback && step == Step::kHandle) raise_at_next = true;
     if (step == Step::kHook) {
       outcome.returned = true;
+      if (script.linger) script.linger();
       return outcome;
     }
     if (step == Step::kRelease) step = Step::kHook;

@@ -18,6 +18,7 @@ struct StockScript {
   int bucket = 1;                ///< which bucket, when at == kBucket
   Verb verb = Verb::kObey;       ///< what it does there
   std::function<void()> before;  ///< run there first: raise a signal, wait for the test
+  std::function<void()> linger;  ///< run after a whole update, before its socket is closed
 };
 
 struct StockOutcome {

@@ -3,10 +3,11 @@
 // beside that of the busiest link. tests/netns/p2p.sh starts them in network namespaces.
 //
 //   usage: p2p_hosts owner|target --rank R --hosts N --rendezvous HOST:PORT --metas FILE
-//                    [--bytes SIZE] [--replicas] [--updates N] [--line SECONDS]
+//                    [--bytes SIZE] [--replicas] [--updates N] [--line SECONDS] [--offer FILE]
 //   An owner writes FILE (rank 0) and serves until its stdin ends. --replicas: every owner has
 //   everything. A target waits for FILE; rank 0 prints the result; --line is what the bottleneck
-//   needs.
+//   needs. --offer: it keeps what arrives, writes FILE for targets of a further job, and serves
+//   those until its stdin ends. --updates 0: one update, the first of all.
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,6 +37,7 @@ struct Arguments {
   std::uint64_t bytes = 256 << 20;
   bool replicas = false;
   int updates = 3;
+  std::string offer;
   double line = 0;
 };
 
@@ -53,6 +55,22 @@ std::vector<ckpt::TensorInfo> make_tensors(std::uint64_t bytes) {
   return tensors;
 }
 
+ckpt::Status write_metas(ckpt::ParameterServer& server, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const std::string metas, server.export_metas());
+  const std::string unfinished = path + ".part";
+  std::ofstream(unfinished) << metas;
+  if (std::rename(unfinished.c_str(), path.c_str()) != 0) {
+    return ckpt::io_error(ckpt::concat("cannot write ", path));
+  }
+  return ckpt::Status();
+}
+
+void wait_for_end_of_stdin() {
+  char byte;
+  while (::read(STDIN_FILENO, &byte, 1) > 0) {
+  }
+}
+
 ckpt::Status serve(const Arguments& arguments, ckpt::ParameterServer& server) {
   const auto tensors = make_tensors(arguments.bytes);
   const auto shares = ckpt::split_by_bytes(tensors, arguments.replicas ? 1 : arguments.hosts);
@@ -67,17 +85,8 @@ ckpt::Status serve(const Arguments& arguments, ckpt::ParameterServer& server) {
     CKPT_RETURN_IF_ERROR(server.register_checkpoint("p2p", part));
   }
   CKPT_RETURN_IF_ERROR(server.gather_metas("p2p"));
-  if (arguments.rank == 0) {
-    CKPT_ASSIGN_OR_RETURN(const std::string metas, server.export_metas());
-    const std::string unfinished = arguments.metas + ".part";
-    std::ofstream(unfinished) << metas;
-    if (std::rename(unfinished.c_str(), arguments.metas.c_str()) != 0) {
-      return ckpt::io_error(ckpt::concat("cannot write ", arguments.metas));
-    }
-  }
-  char byte;
-  while (::read(STDIN_FILENO, &byte, 1) > 0) {
-  }
+  if (arguments.rank == 0) CKPT_RETURN_IF_ERROR(write_metas(server, arguments.metas));
+  wait_for_end_of_stdin();
   return ckpt::Status();
 }
 
@@ -90,6 +99,10 @@ ckpt::Status fill(const Arguments& arguments, ckpt::ParameterServer& server) {
   std::stringstream text;
   text << file.rdbuf();
   CKPT_RETURN_IF_ERROR(server.load_metas(text.str()));
+  if (!arguments.offer.empty()) {
+    CKPT_RETURN_IF_ERROR(server.offer_loaded());
+    if (arguments.rank == 0) CKPT_RETURN_IF_ERROR(write_metas(server, arguments.offer));
+  }
   ckpt::testing::TestEngine engine(1);
   std::vector<double> seconds;
   for (int i = 0; i <= arguments.updates; ++i) {
@@ -113,14 +126,17 @@ ckpt::Status fill(const Arguments& arguments, ckpt::ParameterServer& server) {
     if (report.verified_tensors != report.total_tensors) {
       return ckpt::internal_error("not every tensor was verified");
     }
-    if (i > 0) seconds.push_back(taken);  // the first one touches the workers' memory
+    // The first one touches the workers' memory.
+    if (i > 0 || arguments.updates == 0) seconds.push_back(taken);
     if (i < arguments.updates || arguments.rank != 0) continue;
     std::ranges::sort(seconds);
     std::printf("%9.3f %9.3f %9.3f..%.3f", arguments.line, seconds[seconds.size() / 2],
                 seconds.front(), seconds.back());
     if (arguments.line > 0) std::printf("  %5.2f", seconds[seconds.size() / 2] / arguments.line);
     std::printf("\n");
+    std::fflush(stdout);
   }
+  if (!arguments.offer.empty()) wait_for_end_of_stdin();
   return ckpt::Status();
 }
 
@@ -131,7 +147,7 @@ int run(const Arguments& arguments) {
   options.local_rank = 0;
   options.rendezvous = arguments.rendezvous;
   options.job = arguments.owner ? "p2p-owners" : "p2p-targets";
-  options.host_id = ckpt::concat(options.job, "-", arguments.rank);
+  options.host_id = ckpt::concat(options.job, "-", arguments.rendezvous, "-", arguments.rank);
   options.device = "host";
   options.load_threads = 1;
   options.join_timeout_seconds = kJoinSeconds;
@@ -173,13 +189,15 @@ bool parse(int argc, char** argv, Arguments& arguments) {
       arguments.bytes = *bytes;
     } else if (name == "--updates") {
       arguments.updates = std::stoi(value);
+    } else if (name == "--offer") {
+      arguments.offer = value;
     } else if (name == "--line") {
       arguments.line = std::stod(value);
     } else {
       return false;
     }
   }
-  return arguments.rank >= 0 && arguments.rank < arguments.hosts && arguments.updates > 0 &&
+  return arguments.rank >= 0 && arguments.rank < arguments.hosts && arguments.updates >= 0 &&
          !arguments.rendezvous.empty() && !arguments.metas.empty();
 }
 
@@ -188,9 +206,10 @@ bool parse(int argc, char** argv, Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   if (!parse(argc, argv, arguments)) {
-    std::fprintf(stderr,
-                 "usage: p2p_hosts owner|target --rank R --hosts N --rendezvous HOST:PORT --metas "
-                 "FILE [--bytes SIZE] [--replicas] [--updates N] [--line SECONDS]\n");
+    std::fprintf(
+        stderr,
+        "usage: p2p_hosts owner|target --rank R --hosts N --rendezvous HOST:PORT --metas "
+        "FILE [--bytes SIZE] [--replicas] [--updates N] [--line SECONDS] [--offer FILE]\n");
     return 2;
   }
   return run(arguments);

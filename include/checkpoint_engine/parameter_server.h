@@ -199,6 +199,12 @@ class ParameterServer {
   /// Takes metas that another job has exported: updates then read out of the memory of its ranks,
   /// which must still run and hold the checkpoint. All ranks of this job load the same text.
   virtual Status load_metas(const std::string& json) = 0;
+  /// Collective, after load_metas: the ranks keep in host memory what updates bring of the loaded
+  /// checkpoint, a share each, and offer it to other jobs, from now on and while it is still
+  /// coming. export_metas then gives the metas of that: a job that loads them follows this one, so
+  /// that the first owners give every byte once however many jobs follow each other. Ends with
+  /// unregister_checkpoint, load_metas or gather_metas, which wait for readers.
+  virtual Status offer_loaded() = 0;
   /// Of the metas that were gathered or loaded last; empty: none.
   virtual std::string checkpoint_name() const = 0;
 

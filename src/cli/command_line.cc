@@ -147,6 +147,9 @@ void add_update(CLI::App& app, UpdateCommand& o) {
   app.add_option(
       "--load-metas-file", o.load_metas_file,
       "metas of another job that runs: its ranks' memory is read, nothing is registered");
+  app.add_flag("--fan-out", o.fan_out,
+               "with --load-metas-file: keep what arrives in host memory and offer it to further "
+               "jobs meanwhile; --save-metas-file then says where");
   app.add_option("--sleep-time", o.sleep_seconds,
                  "seconds to go on serving the checkpoint to other jobs afterwards")
       ->check(CLI::NonNegativeNumber);

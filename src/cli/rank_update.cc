@@ -136,8 +136,13 @@ class RankUpdate {
   }
 
   Status gather() {
-    if (!command_.load_metas_file.empty()) return agree(load_metas());
-    CKPT_RETURN_IF_ERROR(timed("gather", 0, [&] { return server_->gather_metas(name_); }));
+    if (!command_.load_metas_file.empty()) {
+      CKPT_RETURN_IF_ERROR(agree(load_metas()));
+      if (!command_.fan_out) return Status::ok();
+      CKPT_RETURN_IF_ERROR(timed("offer", 0, [&] { return server_->offer_loaded(); }));
+    } else {
+      CKPT_RETURN_IF_ERROR(timed("gather", 0, [&] { return server_->gather_metas(name_); }));
+    }
     if (command_.save_metas_file.empty() || server_->rank() != 0) return Status::ok();
     CKPT_ASSIGN_OR_RETURN(const std::string json, server_->export_metas());
     return write_text_file(command_.save_metas_file, json);

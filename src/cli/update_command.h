@@ -16,6 +16,7 @@ struct UpdateCommand : RankOptions {
   std::string checkpoint_name;  ///< empty: not given
   std::string save_metas_file;
   std::string load_metas_file;
+  bool fan_out = false;
   double sleep_seconds = 0;
   std::vector<std::string> endpoints;
   std::vector<std::string> uds;

@@ -81,9 +81,14 @@ Status check_command(const UpdateCommand& command) {
         "give either --checkpoint-path (what to register) or --load-metas-file (whose owners to "
         "read)");
   }
-  if (!command.load_metas_file.empty() && !command.save_metas_file.empty()) {
+  if (command.fan_out && command.load_metas_file.empty()) {
     return invalid_argument(
-        "--save-metas-file is for the job that registers; who loads metas has none of its own");
+        "--fan-out needs --load-metas-file: a job that registers can be read as it is");
+  }
+  if (!command.load_metas_file.empty() && !command.save_metas_file.empty() && !command.fan_out) {
+    return invalid_argument(
+        "--save-metas-file is for the job that registers; who loads metas has none of its own, "
+        "unless it keeps what arrives (--fan-out)");
   }
   if (command.nproc > 0 && (!command.rendezvous.empty() || command.external_hub)) {
     return invalid_argument("--nproc launches a job with a hub of its own; leave --rendezvous out");

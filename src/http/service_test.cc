@@ -47,6 +47,7 @@ class FakeServer : public ParameterServer {
   Status load_metas(const std::string& text) override {
     return text == "{}" ? invalid_argument("'format' is missing") : Status::ok();
   }
+  Status offer_loaded() override { return Status::ok(); }
   std::string checkpoint_name() const override { return "of another job"; }
   Result<std::unique_ptr<PreparedUpdate>> prepare(const std::string&,
                                                   const UpdateOptions& options) override {

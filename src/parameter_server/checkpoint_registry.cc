@@ -3,8 +3,9 @@
 #include <utility>
 
 #include "base/strings.h"
-#include "parameter_server/metas_json.h"
+#include "checkpoint/digest.h"
 #include "parameter_server/foreign_owners.h"
+#include "parameter_server/metas_json.h"
 
 namespace ckpt {
 
@@ -34,6 +35,11 @@ Status CheckpointRegistry::add(const std::string& name, const Registration& part
 
 Status CheckpointRegistry::remove(const std::string& name, bool force) {
   if (catalog_ && !loaded_ && catalog_->metas().checkpoint_name == name) catalog_.reset();
+  if (offered_ && offered_->metas().checkpoint_name == name) {
+    offered_.reset();
+    offered_copy_.reset();
+    return Status();
+  }
   const auto at = checkpoints_.find(name);
   if (at == checkpoints_.end()) {
     if (force) return Status();
@@ -74,6 +80,49 @@ Status CheckpointRegistry::gather(const std::string& name, AbortSignal* abort) {
   }
   catalog_ = std::move(*catalog);
   loaded_.reset();
+  offered_.reset();
+  offered_copy_.reset();
+  return Status();
+}
+
+Status CheckpointRegistry::offer_loaded(AbortSignal* abort) {
+  if (!loaded_) {
+    return failed_precondition(
+               "only what was loaded from another job can be offered as a copy; "
+               "call load_metas on all ranks first")
+        .on_rank(job_.rank());
+  }
+  offered_.reset();
+  offered_copy_.reset();
+  reclaimer_.wait();
+  ++registrations_;
+  auto copy = OfferedCopy::create(*catalog_, job_.world_size(), context());
+  // A rank that cannot offer its share says so by offering nothing, instead of keeping the others
+  // waiting.
+  const auto gathered = [&]() -> Status {
+    RankMetas mine{std::make_shared<const Layout>(Layout::make({})), context().place()};
+    mine.instance.layout_hash = mine.layout->hash;
+    mine.instance.digest_algorithm = kDigestAlgorithm;
+    if (copy) {
+      mine.layout = (*copy)->layout();
+      CKPT_ASSIGN_OR_RETURN(mine.instance, (*copy)->instance_data());
+    }
+    CKPT_ASSIGN_OR_RETURN(
+        const auto offered,
+        exchange_.gather(job_.control(), loaded_->checkpoint_name, std::move(mine),
+                         Deadline::after_seconds(timeout_seconds_), abort));
+    CKPT_RETURN_IF_ERROR(copy.status());
+    if (offered->tensors().size() != catalog_->tensors().size()) {
+      return unavailable("another rank cannot offer its share; its own error says why");
+    }
+    offered_ = offered;
+    return Status();
+  }();
+  if (!gathered.is_ok()) {
+    return gathered.with_context(concat("offer of checkpoint ", quoted(loaded_->checkpoint_name)))
+        .on_rank(job_.rank());
+  }
+  offered_copy_ = std::move(*copy);
   return Status();
 }
 
@@ -81,6 +130,7 @@ Result<std::string> CheckpointRegistry::export_metas() const {
   if (!catalog_) {
     return failed_precondition("no metas: call gather_metas first").on_rank(job_.rank());
   }
+  if (offered_) return metas_to_json(offered_->metas());
   return metas_to_json(loaded_ ? *loaded_ : catalog_->metas());
 }
 
@@ -89,6 +139,8 @@ Status CheckpointRegistry::load_metas(const std::string& json) {
   auto loaded = std::make_shared<const Metas>(std::move(metas));
   CKPT_ASSIGN_OR_RETURN(catalog_, catalog_of_foreign_owners(*loaded, job_.world_size()));
   loaded_ = std::move(loaded);
+  offered_.reset();
+  offered_copy_.reset();
   return Status();
 }
 

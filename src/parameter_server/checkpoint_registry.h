@@ -12,6 +12,7 @@
 #include "memory/shared_pool.h"
 #include "parameter_server/job_membership.h"
 #include "parameter_server/metas_exchange.h"
+#include "parameter_server/offered_copy.h"
 #include "parameter_server/registered_checkpoint.h"
 
 namespace ckpt {
@@ -35,13 +36,21 @@ class CheckpointRegistry {
   /// size is the same, else waits for that. Waits for readers of other jobs. What was gathered of
   /// it is forgotten.
   Status remove(const std::string& name, bool force);
-  void clear() { checkpoints_.clear(); }
+  void clear() {
+    offered_copy_.reset();
+    checkpoints_.clear();
+  }
   /// What this rank holds of `name`; null: nothing.
   const RegisteredCheckpoint* find(const std::string& name) const;
 
   /// Collective over the job.
   Status gather(const std::string& name, AbortSignal* abort);
-  /// Of the gathered checkpoint, or as they were loaded.
+  /// Collective over the job, after load_metas: this rank keeps its share of what is loaded from
+  /// now on, and offers it.
+  Status offer_loaded(AbortSignal* abort);
+  /// Null: nothing is offered.
+  OfferedCopy* offered_copy() const { return offered_copy_.get(); }
+  /// Of the gathered checkpoint, as they were loaded, or of what is offered of that.
   Result<std::string> export_metas() const;
   /// Metas of another job, whose owners are then the ranks behind those of this one.
   Status load_metas(const std::string& json);
@@ -64,6 +73,8 @@ class CheckpointRegistry {
   MetasExchange exchange_;
   std::shared_ptr<const Catalog> catalog_;
   std::shared_ptr<const Metas> loaded_;  // what `catalog_` was made of; null: it was gathered
+  std::unique_ptr<OfferedCopy> offered_copy_;
+  std::shared_ptr<const Catalog> offered_;  // by all ranks of this job
 };
 
 }  // namespace ckpt

@@ -71,7 +71,9 @@ Status DeliverLane::announce(std::uint32_t bucket, Deadline deadline, AbortSigna
   }
   CKPT_RETURN_IF_ERROR(context_.channel.announce(bucket, entries));
   if (bucket == 0 && context_.first_bucket) context_.first_bucket();
-  return Status();
+  if (context_.offered_copy == nullptr) return Status();
+  return context_.offered_copy->copy(context_.catalog, context_.plan, context_.plan.buckets[bucket],
+                                     context_.ring, *context_.stream, deadline, abort);
 }
 
 Status DeliverLane::take_ack(std::uint32_t bucket, Deadline deadline, AbortSignal& abort) {
@@ -86,6 +88,9 @@ Status DeliverLane::take_ack(std::uint32_t bucket, Deadline deadline, AbortSigna
     return data_loss(concat("the worker of rank ", context_.rank, " verified ",
                             ack.verified_tensors, " of ", ack.tensors, " tensors of bucket ",
                             bucket, "; run with --no-verify to allow that"));
+  }
+  if (context_.offered_copy != nullptr) {
+    context_.offered_copy->confirm(context_.catalog, context_.plan, planned);
   }
   counts_.tensors += ack.tensors;
   counts_.bytes += ack.bytes;

@@ -81,6 +81,7 @@ class ParameterServerImpl : public ParameterServer {
   Status gather_metas(const std::string& name) override;
   Result<std::string> export_metas() const override;
   Status load_metas(const std::string& json) override;
+  Status offer_loaded() override;
   std::string checkpoint_name() const override;
   Result<std::unique_ptr<PreparedUpdate>> prepare(const std::string& name,
                                                   const UpdateOptions& options) override;
@@ -219,6 +220,12 @@ Status ParameterServerImpl::load_metas(const std::string& json) {
   return status;
 }
 
+Status ParameterServerImpl::offer_loaded() {
+  const std::lock_guard lock(operation_);
+  RunningCalls::Call call(running_);
+  return registry_->offer_loaded(call.signal());
+}
+
 std::string ParameterServerImpl::checkpoint_name() const {
   const std::lock_guard lock(operation_);
   return registry_->catalog() ? registry_->catalog()->metas().checkpoint_name : std::string();
@@ -319,6 +326,7 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   communicator_.get(),
                   kept_.get(),
                   own == nullptr ? nullptr : &own->pool(),
+                  registry_->offered_copy(),
                   registry_->catalog(),
                   rank(),
                   world_size(),

@@ -301,19 +301,11 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
     return channel.open_ring(buffers_->ring_handle(), setup_.deadline, *setup_.abort);
   }));
   CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
-  DeliverContext context{*plan_->catalog,
-                         plan_->plan,
-                         plan_->schedule,
-                         buffers_->progress(),
-                         buffers_->layout(),
-                         channel,
-                         setup_.rank,
-                         hello.wire,
-                         setup_.verify,
-                         buffers_->ring(),
-                         std::move(stream),
-                         callbacks.first_bucket,
-                         nullptr};
+  DeliverContext context{
+      *plan_->catalog,        plan_->plan,      plan_->schedule,   buffers_->progress(),
+      buffers_->layout(),     channel,          setup_.rank,       hello.wire,
+      setup_.verify,          buffers_->ring(), std::move(stream), setup_.offered_copy,
+      callbacks.first_bucket, nullptr};
   context.progress_report = [&, total = setup_.catalog->total_bytes()](std::uint64_t loaded) {
     close_when_open_everywhere();
     if (callbacks.progress) callbacks.progress(loaded, total);

@@ -15,6 +15,7 @@
 #include "device/device.h"
 #include "memory/host_pool.h"
 #include "parameter_server/kept_buffers.h"
+#include "parameter_server/offered_copy.h"
 #include "plan/plan.h"
 #include "transport/transport.h"
 
@@ -29,6 +30,7 @@ struct PassSetup {
   KeptCommunicator* communicator;  ///< with collective `nccl`, else null
   KeptBuffers* kept;               ///< null: buffers are not kept between updates
   const HostPool* pool;            ///< what this rank has registered; null: nothing
+  OfferedCopy* offered_copy;       ///< where what is loaded is kept for other jobs; null: nowhere
   std::shared_ptr<const Catalog> catalog;
   int rank;
   int world_size;

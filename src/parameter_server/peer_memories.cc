@@ -51,6 +51,24 @@ Status PeerMemories::connect_ring(const PassSetup& setup, int rank, const PassRe
   return Status();
 }
 
+// What an owner does not hold yet is read when it does.
+Status PeerMemories::follow_owners(const PassSetup& setup, std::vector<Door> doors,
+                                   const std::vector<int>& ranks) {
+  CKPT_ASSIGN_OR_RETURN(fill_, OwnerFill::watch(*setup.transport, std::move(doors), setup.deadline,
+                                                *setup.abort, [&setup](const Status& lost) {
+                                                  if (!setup.abort->raised())
+                                                    setup.control.abort(setup.epoch,
+                                                                        lost.on_rank(setup.rank));
+                                                }));
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (fill_->was_whole(i)) continue;
+    RemoteMemory& memory = pools_[ranks[i]];
+    memory.filled = &fill_->filled();
+    memory.filled_slot = static_cast<Progress::Slot>(i);
+  }
+  return Status();
+}
+
 Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedPlan& plan,
                                            const std::vector<int>& recipients,
                                            const std::vector<PassReady>& ready) {
@@ -63,8 +81,10 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
   if (pool_ranks.empty() && ring_ranks.empty()) return memories;
   if (setup.transport == nullptr) return no_transport(setup.rank);
   std::vector<Door> doors;
+  std::vector<int> foreign_ranks;  // one for each door
   for (const int rank : pool_ranks) {
     CKPT_RETURN_IF_ERROR(memories.connect_pool(setup, rank, doors));
+    if (rank >= setup.world_size) foreign_ranks.push_back(rank);
   }
   for (const int rank : ring_ranks) {
     const auto at = std::ranges::lower_bound(recipients, rank) - recipients.begin();
@@ -75,7 +95,8 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
   memories.leases_ = std::make_unique<LeaseKeeper>(*setup.transport, [&setup](const Status& lost) {
     if (!setup.abort->raised()) setup.control.abort(setup.epoch, lost.on_rank(setup.rank));
   });
-  CKPT_RETURN_IF_ERROR(memories.leases_->take(std::move(doors), setup.deadline, setup.abort.get()));
+  CKPT_RETURN_IF_ERROR(memories.leases_->take(doors, setup.deadline, setup.abort.get()));
+  CKPT_RETURN_IF_ERROR(memories.follow_owners(setup, std::move(doors), foreign_ranks));
   return memories;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "collective/chain/chain_spread.h"
+#include "parameter_server/owner_fill.h"
 #include "parameter_server/pass_setup.h"
 #include "parameter_server/planned_pass.h"
 #include "transport/lease.h"
@@ -33,12 +34,15 @@ class PeerMemories {
   Result<Peer*> connect_to(const PassSetup& setup, std::string label,
                            std::span<const std::byte> descriptor);
   Status connect_pool(const PassSetup& setup, int rank, std::vector<Door>& doors);
+  Status follow_owners(const PassSetup& setup, std::vector<Door> doors,
+                       const std::vector<int>& ranks);
   Status connect_ring(const PassSetup& setup, int rank, const PassReady& ready,
                       const PlanOptions& sizes);
 
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, RemoteMemory> pools_, rings_;
-  std::unique_ptr<LeaseKeeper> leases_;  // ends before the peers
+  std::unique_ptr<OwnerFill> fill_;      // ends before the peers
+  std::unique_ptr<LeaseKeeper> leases_;  // the same
 };
 
 }  // namespace ckpt

@@ -157,18 +157,21 @@ Status RegisteredCheckpoint::load(const std::vector<Source>& sources) {
   return Status();
 }
 
+InstanceData RegistrationContext::place() const {
+  InstanceData data;
+  data.rank = rank;
+  data.epoch = epoch;
+  data.host_id = host_id;
+  data.network = network;
+  return data;
+}
+
 Status RegisteredCheckpoint::publish() {
   if (context_.transport == nullptr) return Status();
-  for (const PoolRun& segment : pool_->segments()) {
-    if (segment.bytes == 0) continue;
-    CKPT_ASSIGN_OR_RETURN(auto region,
-                          context_.transport->register_memory(segment.data, segment.bytes));
-    regions_.push_back(std::move(region));
-  }
-  if (regions_.empty()) return Status();
-  shown_epoch_ = context_.epoch;
-  CKPT_ASSIGN_OR_RETURN(door_,
-                        context_.transport->register_memory(&shown_epoch_, sizeof(shown_epoch_)));
+  CKPT_ASSIGN_OR_RETURN(published_,
+                        PublishedPool::publish(*pool_, *context_.transport, context_.leases,
+                                               {concat("checkpoint ", name_), context_.epoch,
+                                                kWhollyFilled, context_.reader_patience_seconds}));
   return Status();
 }
 
@@ -180,7 +183,6 @@ Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
   CKPT_RETURN_IF_ERROR(checkpoint->load(sources));
   // Who is alone on its host, or lends to nobody, needs no registration with a network device.
   if (const Status published = checkpoint->publish(); !published.is_ok()) {
-    checkpoint->regions_.clear();
     log_warning("checkpoint ", name,
                 " cannot be read by other hosts and jobs: ", published.message());
   }
@@ -201,43 +203,19 @@ Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
   return checkpoint;
 }
 
-void RegisteredCheckpoint::send_readers_away() {
-  if (!door_) return;
-  const std::uint64_t door = door_->id();
-  door_.reset();
-  const auto readers = context_.leases.wait_until_free(
-      door, Deadline::after_seconds(context_.reader_patience_seconds));
-  if (readers.empty()) return;
-  log_warning("checkpoint ", name_,
-              " goes, although other jobs still read it: ", join(readers, ", "),
-              "; their updates fail");
-}
-
 RegisteredCheckpoint::~RegisteredCheckpoint() {
-  send_readers_away();
-  regions_.clear();
+  published_.reset();
   if (uses_shared_pool_) context_.shared_pool.give_back(name_);
   if (own_pool_) context_.reclaimer.reclaim(std::move(own_pool_));
 }
 
 Result<InstanceData> RegisteredCheckpoint::instance_data() const {
-  InstanceData data;
-  data.rank = context_.rank;
-  data.epoch = context_.epoch;
-  data.host_id = context_.host_id;
-  data.network = context_.network;
+  InstanceData data = context_.place();
   data.layout_hash = layout_->hash;
   data.digest_algorithm = kDigestAlgorithm;
   data.offsets = offsets_;
   data.digests = digests_;
-  if (regions_.empty()) return data;
-  CKPT_ASSIGN_OR_RETURN(data.transport_descriptor, context_.transport->descriptor());
-  data.door_region = door_->id();
-  std::size_t region = 0;
-  for (const PoolRun& segment : pool_->segments()) {
-    if (segment.bytes == 0) continue;
-    data.pool_regions.push_back({segment.offset, segment.bytes, regions_[region++]->id()});
-  }
+  if (published_) CKPT_RETURN_IF_ERROR(published_->describe(data));
   return data;
 }
 

@@ -12,6 +12,7 @@
 #include "memory/host_pool.h"
 #include "memory/pool_reclaimer.h"
 #include "memory/shared_pool.h"
+#include "parameter_server/published_pool.h"
 #include "transport/lease.h"
 #include "transport/transport.h"
 
@@ -31,6 +32,9 @@ struct RegistrationContext {
   int threads;
   double timeout_seconds;
   double reader_patience_seconds;  ///< how long readers of other jobs are waited for at the end
+
+  /// Who and where the owner is, and of which registration; nothing of what it holds.
+  InstanceData place() const;
 };
 
 class RegisteredCheckpoint {
@@ -58,7 +62,6 @@ class RegisteredCheckpoint {
   Status place(const Registration& part, std::vector<Source>& sources);
   Status load(const std::vector<Source>& sources);
   Status publish();
-  void send_readers_away();
 
   const std::string name_;
   const RegistrationContext context_;
@@ -68,9 +71,7 @@ class RegisteredCheckpoint {
   std::shared_ptr<const Layout> layout_;
   std::vector<std::uint64_t> offsets_;
   std::vector<std::uint64_t> digests_;
-  std::vector<std::unique_ptr<MemoryRegion>> regions_;  // one for each segment of the pool
-  std::uint64_t shown_epoch_ = 0;                       // what a reader finds at the door
-  std::unique_ptr<MemoryRegion> door_;
+  std::unique_ptr<PublishedPool> published_;  // null: nobody else can read it
 };
 
 }  // namespace ckpt

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # One job owns a checkpoint, another fills itself out of its memory: every rank of both is a host of its own, a network
 # namespace with one link, shaped in both directions, to a bridge in a namespace apart. Nothing outside them is touched.
-#   usage: tests/netns/p2p.sh PROGRAM OWNERS TARGETS RATES [--replicas] [options of p2p_hosts...]
+#   usage: tests/netns/p2p.sh PROGRAM OWNERS TARGETS RATES [--replicas] [--jobs|--fan-out] [options of p2p_hosts...]
+#   --jobs: every target is a job of its own, all of them read the owners. --fan-out: each of them reads the one before it, which
+#   is being filled meanwhile. Both measure the first update, a line for each target.
 #   PROGRAM: build/release/bin/p2p_hosts. RATES: Mbit/s of each link, owners first, with commas; one for all.
 # Prints: owners, targets, rates, what the bottleneck needs in seconds, median, spread, median / bottleneck.
 # Exit code 77, with the reason, where there are no such namespaces: not root, or a kernel or container without them.
@@ -11,8 +13,10 @@ IFS=, read -ra rates <<<"$4"
 shift 4
 hosts=$((owners + targets))
 while ((${#rates[@]} < hosts)); do rates+=("${rates[0]}"); done
-bytes=$((256 << 20)) replicas=0
+bytes=$((256 << 20)) replicas=0 jobs=
+options=()
 for argument; do
+  case $argument in --jobs | --fan-out) jobs=$argument; options+=(--updates 0) ;; *) options+=("$argument") ;; esac
   [ "$argument" = --replicas ] && replicas=1
   case $argument in *MiB) bytes=$((${argument%MiB} << 20)) ;; esac
 done
@@ -41,13 +45,35 @@ mkfifo "$folder/open"
 exec 9<>"$folder/open"  # what the owners read: they serve as long as we live
 for ((i = 0; i < owners; ++i)); do
   PS_NETWORK_MBIT=${rates[i]} host "$i" "$program" owner --rank "$i" --hosts "$owners" --rendezvous 10.78.0.1:29400 \
-    --metas "$folder/metas.json" "$@" <"$folder/open" 9>&- &
+    --metas "$folder/metas.json" "${options[@]}" <"$folder/open" 9>&- &
 done
 printf '%3d -> %d  %-24s ' "$owners" "$targets" "$(IFS=,; echo "${rates[*]}")$([ $replicas = 0 ] || echo ' replicas')"
 pids=()
+if [ -n "$jobs" ]; then
+  echo
+  before=$folder/metas.json
+  for ((i = 0; i < targets; ++i)); do
+    offer=()
+    [ "$jobs" = --jobs ] || offer=(--offer "$folder/metas-$i.json")
+    PS_NETWORK_MBIT=${rates[owners + i]} host "$((owners + i))" "$program" target --rank 0 --hosts 1 \
+      --rendezvous "10.78.0.$((owners + i + 1)):29500" --metas "$before" --line "$line" "${offer[@]}" "${options[@]}" \
+      <"$folder/open" 9>&- >"$folder/result-$i" &
+    pids+=($!)
+    [ "$jobs" = --jobs ] || before=$folder/metas-$i.json
+  done
+  code=0
+  for ((i = 0; i < targets; ++i)); do
+    until [ -s "$folder/result-$i" ]; do
+      kill -0 "${pids[i]}" 2>/dev/null || { code=1; break; }
+      sleep 0.2
+    done
+    cat "$folder/result-$i"
+  done
+  exit $code
+fi
 for ((i = 0; i < targets; ++i)); do
   PS_NETWORK_MBIT=${rates[owners + i]} host "$((owners + i))" "$program" target --rank "$i" --hosts "$targets" \
-    --rendezvous "10.78.0.$((owners + 1)):29500" --metas "$folder/metas.json" --line "$line" "$@" 9>&- &
+    --rendezvous "10.78.0.$((owners + 1)):29500" --metas "$folder/metas.json" --line "$line" "${options[@]}" 9>&- &
   pids+=($!)
 done
 code=0

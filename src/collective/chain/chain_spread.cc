@@ -138,17 +138,36 @@ Status ChainSpread::wait_for_room(std::size_t sequence, Deadline deadline,
           concat("rank ", next_stop, " takes what rank ", context_.rank, " has received"));
 }
 
+/// Of the chunk's owner, where that does not hold everything; else null.
+const RemoteMemory* ChainSpread::filling_pool(const IncomingChunk& incoming) const {
+  if (!incoming.from_pool) return nullptr;
+  const auto pool = context_.pools.find(incoming.source);
+  return pool == context_.pools.end() || pool->second.filled == nullptr ? nullptr : &pool->second;
+}
+
+std::uint64_t ChainSpread::end_in_pool(const IncomingChunk& incoming) const {
+  const auto ranges = chunk_ranges(context_.plan, incoming.chunk);
+  return ranges.empty() ? 0 : ranges.back().source_offset + ranges.back().bytes;
+}
+
 bool ChainSpread::can_start(std::size_t sequence) const {
   const IncomingChunk& incoming = context_.schedule.receive[sequence];
-  return has_room(sequence) &&
-         (incoming.from_pool ||
-          upstream_.value(upstream_slot(incoming.source)) >= incoming.source_ready);
+  if (!has_room(sequence)) return false;
+  if (!incoming.from_pool) {
+    return upstream_.value(upstream_slot(incoming.source)) >= incoming.source_ready;
+  }
+  const RemoteMemory* pool = filling_pool(incoming);
+  return pool == nullptr || pool->filled->value(pool->filled_slot) >= end_in_pool(incoming);
 }
 
 Status ChainSpread::wait_until_startable(std::size_t sequence, Deadline deadline,
                                          AbortSignal& abort) const {
   CKPT_RETURN_IF_ERROR(wait_for_room(sequence, deadline, abort));
   const IncomingChunk& incoming = context_.schedule.receive[sequence];
+  if (const RemoteMemory* pool = filling_pool(incoming)) {
+    return pool->filled->wait(pool->filled_slot, end_in_pool(incoming), deadline, abort)
+        .with_context(concat(describe(incoming), ", which is being filled itself"));
+  }
   if (incoming.from_pool) return Status();
   return upstream_.wait(upstream_slot(incoming.source), incoming.source_ready, deadline, abort)
       .with_context(describe(incoming));

@@ -34,6 +34,10 @@ struct RemoteMemory {
   /// a ring.
   std::uint64_t slot_bytes = 0;
   std::uint64_t slots = 0;
+  /// The pool of an owner that is being filled itself: bytes from its beginning that are there
+  /// already. Null: all are.
+  const Progress* filled = nullptr;
+  Progress::Slot filled_slot = 0;
 };
 
 /// Where received chunks go.
@@ -92,6 +96,8 @@ class ChainSpread : public Spread {
   Status finish_oldest(Deadline deadline, AbortSignal& abort);
   Status report(const IncomingChunk& incoming);
   Progress::Slot upstream_slot(int rank) const;
+  const RemoteMemory* filling_pool(const IncomingChunk& incoming) const;
+  std::uint64_t end_in_pool(const IncomingChunk& incoming) const;
   std::string describe(const IncomingChunk& incoming) const;
 
   ChainContext context_;

@@ -4,10 +4,14 @@
 //
 //   usage: p2p_hosts owner|target --rank R --hosts N --rendezvous HOST:PORT --metas FILE
 //                    [--bytes SIZE] [--replicas] [--updates N] [--line SECONDS] [--offer FILE]
+//                    [--own-updates]
 //   An owner writes FILE (rank 0) and serves until its stdin ends. --replicas: every owner has
 //   everything. A target waits for FILE; rank 0 prints the result; --line is what the bottleneck
 //   needs. --offer: it keeps what arrives, writes FILE for targets of a further job, and serves
 //   those until its stdin ends. --updates 0: one update, the first of all.
+//   --own-updates: an owner updates a worker of its own meanwhile, again and again, and prints the
+//   seconds of each.
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,6 +42,7 @@ struct Arguments {
   bool replicas = false;
   int updates = 3;
   std::string offer;
+  bool own_updates = false;
   double line = 0;
 };
 
@@ -71,6 +76,34 @@ void wait_for_end_of_stdin() {
   }
 }
 
+ckpt::Result<ckpt::UpdateReport> update(ckpt::ParameterServer& server,
+                                        ckpt::testing::TestEngine& engine) {
+  ckpt::UpdateOptions options;
+  options.instance_size = 1;
+  options.engine_answer_means_done = true;
+  return server.update(
+      "p2p",
+      [&](const std::vector<ckpt::WorkerAddress>& all,
+          ckpt::EngineCallContext& context) -> ckpt::Status {
+        CKPT_ASSIGN_OR_RETURN(const auto addresses, ckpt::engine_instance(all, context.rank(), 1));
+        return engine.update(addresses);
+      },
+      options);
+}
+
+/// Until stdin ends.
+ckpt::Status update_own_worker(ckpt::ParameterServer& server) {
+  ckpt::testing::TestEngine engine(1);
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  while (::poll(&input, 1, 0) == 0) {
+    const auto begin = Clock::now();
+    CKPT_RETURN_IF_ERROR(update(server, engine).status());
+    std::printf("%.4f\n", std::chrono::duration<double>(Clock::now() - begin).count());
+    std::fflush(stdout);
+  }
+  return ckpt::Status();
+}
+
 ckpt::Status serve(const Arguments& arguments, ckpt::ParameterServer& server) {
   const auto tensors = make_tensors(arguments.bytes);
   const auto shares = ckpt::split_by_bytes(tensors, arguments.replicas ? 1 : arguments.hosts);
@@ -86,6 +119,7 @@ ckpt::Status serve(const Arguments& arguments, ckpt::ParameterServer& server) {
   }
   CKPT_RETURN_IF_ERROR(server.gather_metas("p2p"));
   if (arguments.rank == 0) CKPT_RETURN_IF_ERROR(write_metas(server, arguments.metas));
+  if (arguments.own_updates) return update_own_worker(server);
   wait_for_end_of_stdin();
   return ckpt::Status();
 }
@@ -108,20 +142,7 @@ ckpt::Status fill(const Arguments& arguments, ckpt::ParameterServer& server) {
   for (int i = 0; i <= arguments.updates; ++i) {
     CKPT_RETURN_IF_ERROR(server.barrier(kJoinSeconds));
     const auto begin = Clock::now();
-    ckpt::UpdateOptions options;
-    options.instance_size = 1;
-    options.engine_answer_means_done = true;
-    CKPT_ASSIGN_OR_RETURN(const auto report,
-                          server.update(
-                              "p2p",
-                              [&](const std::vector<ckpt::WorkerAddress>& all,
-                                  ckpt::EngineCallContext& context) -> ckpt::Status {
-                                CKPT_ASSIGN_OR_RETURN(
-                                    const auto addresses,
-                                    ckpt::engine_instance(all, context.rank(), 1));
-                                return engine.update(addresses);
-                              },
-                              options));
+    CKPT_ASSIGN_OR_RETURN(const auto report, update(server, engine));
     const double taken = std::chrono::duration<double>(Clock::now() - begin).count();
     if (report.verified_tensors != report.total_tensors) {
       return ckpt::internal_error("not every tensor was verified");
@@ -169,8 +190,8 @@ bool parse(int argc, char** argv, Arguments& arguments) {
   arguments.owner = role == "owner";
   for (int i = 2; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--replicas") {
-      arguments.replicas = true;
+    if (name == "--replicas" || name == "--own-updates") {
+      (name == "--replicas" ? arguments.replicas : arguments.own_updates) = true;
       continue;
     }
     if (++i == argc) return false;

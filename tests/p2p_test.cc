@@ -222,6 +222,54 @@ TEST(FromAnotherJob, ReplicasFillInForAnOwnerThatIsGone) {
   expect_refused(update(fresh, "c", others), "nobody is left to read tensor");
 }
 
+TEST(FromAnotherJob, AfterAnOwnerWentInTheMiddleTheNextUpdateReadsItsReplica) {
+  const Checkpoint checkpoint = large_model();
+  Job running({.ranks = 2, .adjust = [](ParameterServerOptions& options) {
+                 options.reader_patience_seconds = 0.01;
+               }});
+  expect_ok(running.run([&](int, ParameterServer& server) -> Status {
+    Registration all;
+    for (const auto& [name, tensor] : checkpoint) {
+      all.tensors.push_back({tensor.info, tensor.bytes.data()});
+    }
+    CKPT_RETURN_IF_ERROR(server.register_checkpoint("c", all));
+    return server.gather_metas("c");
+  }));
+  Job fresh({.ranks = 1});
+  expect_ok(load_metas(fresh, metas_of(running)));
+  auto engines = one_engine(1);
+  auto prepared = fresh.server(0).prepare("c", {});
+  ASSERT_TRUE(prepared.is_ok()) << prepared.status().to_string();
+  ASSERT_TRUE(running.server(1).unregister_checkpoint("c").is_ok());
+  const auto report = fresh.server(0).commit(std::move(*prepared), fresh.call(engines));
+  ASSERT_FALSE(report.is_ok());
+  EXPECT_THAT(report.status().message(), HasSubstr("rank 1"));
+  // The same metas: rank 0 has everything.
+  expect_ok(update(fresh, "c", engines));
+  expect_whole(engines, checkpoint);
+}
+
+TEST(FromAnotherJob, ASecondRegistrationInTheMiddleDisturbsNoReader) {
+  const Checkpoint checkpoint = large_model(), other = small_model(3, 77);
+  Job running({.ranks = 2});
+  ASSERT_TRUE(running.load("c", checkpoint).is_ok());
+  Job fresh({.ranks = 1});
+  expect_ok(load_metas(fresh, metas_of(running)));
+  auto engines = one_engine(1);
+  auto prepared = fresh.server(0).prepare("c", {});
+  ASSERT_TRUE(prepared.is_ok()) << prepared.status().to_string();
+  ASSERT_TRUE(running.load("d", other).is_ok());
+  const auto report = fresh.server(0).commit(std::move(*prepared), fresh.call(engines));
+  ASSERT_TRUE(report.is_ok()) << report.status().to_string();
+  expect_whole(engines, checkpoint);
+  // Both can be read now, each by its own metas.
+  expect_ok(update(fresh, "c", engines));
+  expect_ok(load_metas(fresh, metas_of(running)));
+  auto second = one_engine(1);
+  expect_ok(update(fresh, "d", second));
+  expect_whole(second, other);
+}
+
 TEST(FromAnotherJob, AnOwnerWaitsForItsReaders) {
   const Checkpoint checkpoint = large_model();
   Job running({.ranks = 1});

@@ -160,14 +160,18 @@ TEST_P(UpdateOverCollective, SubsetsOfRecipientsAndOwnersThatAreNone) {
        {std::vector<std::string>{}, std::vector<std::string>{"a", "a", "b", "b"}}) {
     Job job({.ranks = 4, .host_ids = hosts, .collective = GetParam()});
     ASSERT_TRUE(job.load("c", checkpoint).is_ok());
-    for (const std::vector<int>& recipients : {std::vector<int>{2}, std::vector<int>{3, 1},
-                                               std::vector<int>{0, 1, 2}, std::vector<int>{}}) {
+    // Back to back: each begins while ranks of the one before it come home.
+    for (const std::vector<int>& recipients :
+         {std::vector<int>{2}, std::vector<int>{3, 1}, std::vector<int>{1, 2},
+          std::vector<int>{2, 0, 1}, std::vector<int>{0}, std::vector<int>{3, 2, 1, 0},
+          std::vector<int>{}}) {
       const std::size_t workers = recipients.empty() ? 4 : recipients.size();
       auto engines = make_engines(1, static_cast<int>(workers));
       UpdateOptions options;
       options.recipients = recipients;
       expect_ok(job.update("c", job.call(engines), options));
       expect_whole(engines, checkpoint);
+      EXPECT_EQ(options.recipients, recipients) << "the caller's list is untouched";
     }
   }
 }

@@ -13,6 +13,7 @@
 
 #include "checkpoint_engine/status.h"
 #include "checkpoint_engine/tensor.h"
+#include "checkpoint_engine/transfer_engine.h"
 
 namespace [[gnu::visibility("default")]] ckpt {
 
@@ -33,6 +34,9 @@ struct ParameterServerOptions {
   /// Address or interface under which other hosts read this rank's memory, and through which it
   /// reads theirs. Empty: PS_HOST_IP, else the interface that routes to the hub.
   std::string advertise;
+  /// Reads other ranks' memory in the place of UCX; null: UCX. All ranks, and the jobs whose metas
+  /// are loaded, need the same kind.
+  std::shared_ptr<TransferEngine> transfer_engine;
   /// How long to wait for the next rank that joins, and for the hub; the error names those that did
   /// not come. 0: as heartbeat_timeout_seconds.
   double join_timeout_seconds = 0;

@@ -36,6 +36,11 @@ class RunningCall:
 def update_engine(url: str, addresses: Mapping[str, str], timeout_seconds: float, uds: str, token: str) -> None:
     """Tells the engine at `url` to update, and returns when it has answered."""
 
+def rdma_devices(local_rank: int, local_ranks: int) -> list[str]:
+    """
+    The RDMA devices of a rank as "NAME:PORT", by the rules of docs/p2p.md; none where there is no RDMA.
+    """
+
 class ServerOptions:
     """See ParameterServerOptions of the C++ API."""
 
@@ -161,6 +166,14 @@ class ServerOptions:
     @load_threads.setter
     def load_threads(self, arg: int, /) -> None: ...
 
+    @property
+    def advertise(self) -> str: ...
+
+    @advertise.setter
+    def advertise(self, arg: str, /) -> None: ...
+
+    def use_transfer_engine(self, engine: object) -> None: ...
+
 class PreparedUpdate:
     """An update that has touched no engine yet. Dropping it gives it up."""
 
@@ -186,6 +199,8 @@ class ParameterServer:
     def export_metas(self) -> str: ...
 
     def load_metas(self, json: str) -> None: ...
+
+    def offer_loaded(self) -> None: ...
 
     def prepare(self, name: str, recipients: Sequence[int], instance_size: int, timeout_seconds: float, verify: bool, engine_answer_means_done: bool) -> PreparedUpdate: ...
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import socket
 from typing import Any
 
+from . import _core
 from .tensors import torch_if_loaded
 
 __all__ = ["DeviceManager", "get_ip", "npu_generate_uuid"]
@@ -38,6 +41,19 @@ class DeviceManager:
         import torch
 
         return getattr(torch, self.device_type)
+
+    @property
+    def transfer_engine_protocol(self) -> str:
+        """Mooncake's: "efa" or "rdma" where there are such devices, else "tcp"; MC_FORCE_TCP wins."""
+        if os.environ.get("MC_FORCE_TCP"):
+            return "tcp"
+        drivers = {path.resolve().name for path in pathlib.Path("/sys/class/infiniband").glob("*/device/driver")}
+        return "efa" if "efa" in drivers else "rdma" if drivers else "tcp"
+
+    def rdma_device(self, rank: int, ranks: int | None = None) -> str:
+        """Of rank number `rank` of the `ranks` (None: as many as devices) of this host; "" where there is none."""
+        devices = _core.rdma_devices(rank, ranks or max(rank + 1, self.device_module.device_count()))
+        return devices[0].split(":")[0] if devices and self.transfer_engine_protocol != "tcp" else ""
 
     @property
     def backend(self) -> str:

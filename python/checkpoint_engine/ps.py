@@ -68,6 +68,8 @@ class ParameterServer:
         keep_buffers: an update's buffers stay until the checkpoint is unregistered, which saves milliseconds of the next.
         ring_bytes, bucket_bytes, chunk_bytes: sizes of an update's buffers; 0: chosen.
         join_timeout: seconds (or a timedelta) that ranks wait for each other here.
+        transfer_engine: reads other ranks' memory instead of UCX: a checkpoint_engine.mooncake.MooncakeTransfer. The ranks of
+            a job, and of those whose metas it loads, need the same kind.
 
     Returns when all ranks of the job have joined.
     """
@@ -95,6 +97,7 @@ class ParameterServer:
         join_timeout: timedelta | float = 600.0,
         external_hub: bool = False,
         load_threads: int = 0,
+        transfer_engine: Any = None,
     ):
         options = _core.ServerOptions()
         options.rank, options.world_size = _rank_and_size(rank, world_size)
@@ -113,6 +116,8 @@ class ParameterServer:
         options.join_timeout_seconds = _seconds(join_timeout)
         options.external_hub = external_hub
         options.load_threads = load_threads
+        if transfer_engine is not None:
+            options.use_transfer_engine(transfer_engine)
         self._device = device
         self._master_addr = master_addr
         self._gpu_count = gpu_count
@@ -200,6 +205,10 @@ class ParameterServer:
                 "invalid argument",
             )
         self._server.load_metas(text)
+
+    def offer_loaded(self) -> None:
+        """Keeps what updates bring of the loaded checkpoint and offers it to other jobs meanwhile, by export_metas. Collective."""
+        self._server.offer_loaded()
 
     def export_metas(self) -> str:
         """The metas as JSON with a version: for files that outlive a job, and for other languages."""

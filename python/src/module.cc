@@ -8,6 +8,7 @@
 #include "process_group.h"
 #include "receiver.h"
 #include "tensors.h"
+#include "transfer_engine.h"
 
 NB_MODULE(_core, module) {
   module.doc() = "The C++ engine. Private: use checkpoint_engine.ps and checkpoint_engine.worker.";
@@ -18,6 +19,7 @@ NB_MODULE(_core, module) {
   ckpt::python::bind_tensors(module);
   ckpt::python::bind_engine_call(module);
   ckpt::python::bind_engine_client(module);
+  ckpt::python::bind_transfer_engine(module);
   ckpt::python::bind_parameter_server(module);
   ckpt::python::bind_process_group(module);
   ckpt::python::bind_receiver(module);

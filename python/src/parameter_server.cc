@@ -22,6 +22,7 @@
 #include "gil.h"
 #include "interruptible.h"
 #include "report.h"
+#include "transfer_engine.h"
 
 namespace ckpt::python {
 namespace {
@@ -144,6 +145,9 @@ class Server {
   void load_metas(const std::string& json) {
     run([=](ckpt::ParameterServer& server) { return server.load_metas(json); });
   }
+  void offer_loaded() {
+    run([](ckpt::ParameterServer& server) { return server.offer_loaded(); });
+  }
 
   std::unique_ptr<Prepared> prepare(const std::string& name, const std::vector<int>& recipients,
                                     int instance_size, double timeout_seconds, bool verify,
@@ -239,7 +243,14 @@ void bind_options(nb::module_& module) {
       .def_rw("bucket_bytes", &Options::bucket_bytes)
       .def_rw("chunk_bytes", &Options::chunk_bytes)
       .def_rw("memory_fraction", &Options::memory_fraction)
-      .def_rw("load_threads", &Options::load_threads);
+      .def_rw("load_threads", &Options::load_threads)
+      .def_rw("advertise", &Options::advertise)
+      .def(
+          "use_transfer_engine",
+          [](Options& options, nb::object engine) {
+            options.transfer_engine = make_transfer_engine(std::move(engine));
+          },
+          nb::arg("engine"));
 }
 
 }  // namespace
@@ -261,6 +272,7 @@ void bind_parameter_server(nb::module_& module) {
       .def("gather_metas", &Server::gather_metas, nb::arg("name"))
       .def("export_metas", &Server::export_metas)
       .def("load_metas", &Server::load_metas, nb::arg("json"))
+      .def("offer_loaded", &Server::offer_loaded)
       .def("prepare", &Server::prepare, nb::arg("name"), nb::arg("recipients"),
            nb::arg("instance_size"), nb::arg("timeout_seconds"), nb::arg("verify"),
            nb::arg("engine_answer_means_done"))

@@ -8,6 +8,7 @@
 #include "base/host.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "parameter_server/engine_transport.h"
 #include "transport/network/network_choice.h"
 #include "transport/ucx/ucx_transport.h"
 #include "worker/rescue.h"
@@ -118,8 +119,10 @@ void JobMembership::start_transport(const std::string& device_uuid) {
     CKPT_ASSIGN_OR_RETURN(const NetworkChoice choice, choose_network(request));
     log_info("rank ", rank(), " is reached at ", choice.text);
     network_ = {choice.address.address, choice.devices, choice.mbit};
+    const std::string label = concat("rank ", rank(), " on ", host_name());
+    if (options_.transfer_engine) return make_engine_transport(options_.transfer_engine, label);
     UcxOptions options;
-    options.label = concat("rank ", rank(), " on ", host_name());
+    options.label = label;
     options.net_devices = choice.limit;
     return make_ucx_transport(options);
   };

@@ -33,8 +33,9 @@ namespace ckpt {
 /// How long a lease lives without being renewed: readers renew it four times as often.
 inline constexpr std::chrono::milliseconds kLeaseTime{4000};
 /// How long an owner may leave its door unanswered while it is read: its process may be stopped,
-/// or its host gone.
-inline constexpr std::chrono::milliseconds kOwnerSilence{10'000};
+/// or its host gone. As long as ranks of a job may be silent; it is asked a second after its last
+/// answer, so a reader ends six seconds after the owner at the latest.
+inline constexpr std::chrono::milliseconds kOwnerSilence{5'000};
 
 struct LeaseSignal {
   enum class Kind : std::uint32_t {

@@ -18,7 +18,7 @@ options=()
 for argument; do
   case $argument in --jobs | --fan-out) jobs=$argument; options+=(--updates 0) ;; *) options+=("$argument") ;; esac
   [ "$argument" = --replicas ] && replicas=1
-  case $argument in *MiB) bytes=$((${argument%MiB} << 20)) ;; esac
+  case $argument in *MiB) bytes=$((${argument%MiB} << 20)) ;; *GiB) bytes=$((${argument%GiB} << 30)) ;; esac
 done
 
 source "$(dirname "${BASH_SOURCE[0]}")/hosts.sh"

@@ -95,6 +95,38 @@ def test_several_jobs_are_filled_one_after_the_other_and_at_once(checkpoint, own
             assert engine.finish()[0] == 0
 
 
+def test_jobs_follow_each_other_and_the_first_owners_may_go(tmp_path, checkpoint, owners, receivers):
+    running = owners(checkpoint)
+    metas, jobs, engines = running.metas, [], []
+    try:
+        for nproc in (2, 1, 2):
+            engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=nproc)
+            own = tmp_path / f"fan-out-{len(jobs)}.json"
+            jobs.append(start(*fill_arguments(metas, engine.socket, "--fan-out", "--save-metas-file", own, "--sleep-time", 300,
+                                              "--job", f"{tmp_path.name}-{len(jobs)}", nproc=nproc)))
+            wait_for(lambda: own.exists() or jobs[-1].poll() is not None, what="the metas of a job that is being filled")
+            engines.append(engine)
+            metas = own
+        for engine in engines:
+            code, log = engine.finish()
+            assert code == 0, log
+        running.stop()
+        engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=1)
+        done = run(*fill_arguments(metas, engine.socket, nproc=1))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert engine.finish()[0] == 0
+    finally:
+        for job in jobs:
+            job.send_signal(signal.SIGTERM)
+        for job in jobs:
+            job.communicate(timeout=60)
+
+
+def test_fan_out_is_for_loaded_metas(tmp_path, checkpoint):
+    done = run("update", "--checkpoint-path", checkpoint, "--fan-out", "--engine", "none")
+    assert done.returncode == 2 and "--load-metas-file" in done.stderr, done.stderr
+
+
 def test_a_file_of_a_dead_job_is_refused_by_name_and_touches_no_engine(checkpoint, owners, receivers):
     running = owners(checkpoint)
     for pid in running.rank_pids():

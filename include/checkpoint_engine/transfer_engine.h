@@ -1,0 +1,47 @@
+// A transfer engine of the application's own (Mooncake, for instance), by which ranks read each
+// other's memory in the place of UCX.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "checkpoint_engine/status.h"
+
+namespace [[gnu::visibility("default")]] ckpt {
+
+/// Implemented by the application. Called from any thread, for different ranks at the same time.
+class TransferEngine {
+ public:
+  /// Contiguous memory of another rank, and where it goes.
+  struct Piece {
+    std::uint64_t remote_address = 0;
+    void* destination = nullptr;
+    std::uint64_t bytes = 0;
+  };
+  using MessageHandler = std::function<void(std::span<const std::byte> message)>;
+
+  virtual ~TransferEngine() = default;
+  /// What others need to reach this engine; goes into the metas.
+  virtual std::string address() const = 0;
+  /// Lets others read `bytes` bytes at `data`.
+  virtual Status register_memory(void* data, std::uint64_t bytes) = 0;
+  /// Returns when nobody reads the memory any more.
+  virtual void deregister_memory(void* data) = 0;
+  /// Copies all pieces. Returns when no destination will be written any more: when `seconds` have
+  /// passed at the latest, and soon after `cancelled()` becomes true. kPeerLost: nobody answers at
+  /// `address`; kNotFound: somebody does, who does not have such memory.
+  virtual Status read(const std::string& address, std::span<const Piece> pieces, double seconds,
+                      const std::function<bool()>& cancelled) = 0;
+  /// Hands a message of at most 64 KiB to the other side's handler. Those to one address arrive in
+  /// order.
+  virtual Status send(const std::string& address, std::span<const std::byte> message) = 0;
+  /// Where messages of others go; on any thread, one at a time. After it returns the earlier
+  /// handler is not running. Empty: they are dropped.
+  virtual void set_message_handler(MessageHandler handler) = 0;
+};
+
+}  // namespace gnu::visibility("default")]]ckpt

@@ -1,0 +1,112 @@
+#include "transfer_engine.h"
+
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/strings.h"
+#include "errors.h"
+#include "gil.h"
+#include "transport/network/network_choice.h"
+
+namespace ckpt::python {
+namespace {
+
+class PythonTransferEngine final : public TransferEngine {
+ public:
+  explicit PythonTransferEngine(nb::object engine)
+      : address_(nb::cast<std::string>(engine.attr("address"))),
+        engine_(shared_object(std::move(engine))) {}
+
+  std::string address() const override { return address_; }
+  Status register_memory(void* data, std::uint64_t bytes) override {
+    return call("register_memory", [&](const nb::object& engine) {
+      engine.attr("register_memory")(number(data), bytes);
+    });
+  }
+  void deregister_memory(void* data) override {
+    // Nobody is left to be told; the engine logs it.
+    static_cast<void>(call("deregister_memory", [&](const nb::object& engine) {
+      engine.attr("deregister_memory")(number(data));
+    }));
+  }
+  Status read(const std::string& address, std::span<const Piece> pieces, double seconds,
+              const std::function<bool()>& cancelled) override {
+    std::vector<std::tuple<std::uint64_t, std::uintptr_t, std::uint64_t>> list;
+    for (const Piece& piece : pieces) {
+      list.emplace_back(piece.remote_address, number(piece.destination), piece.bytes);
+    }
+    return call("read", [&](const nb::object& engine) {
+      engine.attr("read")(address, list, seconds, nb::cpp_function(cancelled));
+    });
+  }
+  Status send(const std::string& address, std::span<const std::byte> message) override {
+    return call("send", [&](const nb::object& engine) {
+      engine.attr("send")(address, nb::bytes(message.data(), message.size()));
+    });
+  }
+  void set_message_handler(MessageHandler handler) override {
+    static_cast<void>(call("set_receiver", [&](const nb::object& engine) {
+      if (!handler) {
+        engine.attr("set_receiver")(nb::none());
+        return;
+      }
+      engine.attr("set_receiver")(nb::cpp_function([handler](nb::bytes message) {
+        const std::string copy(message.c_str(), message.size());
+        const nb::gil_scoped_release without_gil;
+        handler(std::as_bytes(std::span(copy)));
+      }));
+    }));
+  }
+
+ private:
+  static std::uintptr_t number(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
+
+  /// ConnectionError is a lost peer, LookupError memory that is not there.
+  template <typename Body>
+  Status call(const char* what, Body body) const {
+    const nb::gil_scoped_acquire gil;
+    try {
+      body(*engine_);
+      return Status::ok();
+    } catch (const nb::python_error& error) {
+      const std::string text = nb::str(error.value()).c_str();
+      if (error.matches(PyExc_ConnectionError)) return peer_lost(text);
+      if (error.matches(PyExc_LookupError)) return not_found(text);
+      if (error.matches(PyExc_TimeoutError)) return deadline_exceeded(text);
+      return raised_by(concat(what, "() of the transfer engine"), error);
+    }
+  }
+
+  const std::string address_;
+  const std::shared_ptr<nb::object> engine_;
+};
+
+std::vector<std::string> rdma_devices_of(int local_rank, int local_ranks) {
+  NetworkRequest request;
+  request.local_rank = local_rank;
+  request.local_ranks = local_ranks;
+  const NetworkChoice choice = value_or_raise(choose_network(request));
+  return choice.rdma ? choice.devices : std::vector<std::string>();
+}
+
+}  // namespace
+
+std::shared_ptr<TransferEngine> make_transfer_engine(nb::object engine) {
+  return std::make_shared<PythonTransferEngine>(std::move(engine));
+}
+
+void bind_transfer_engine(nb::module_& module) {
+  module.def("rdma_devices", &rdma_devices_of, nb::arg("local_rank"), nb::arg("local_ranks"),
+             "The RDMA devices of a rank as \"NAME:PORT\", by the rules of docs/p2p.md; none where "
+             "there is no RDMA.");
+}
+
+}  // namespace ckpt::python

@@ -20,8 +20,9 @@
 namespace ckpt {
 
 /// One rank's seat. All methods from any thread; those over `ranks` are made by each of these
-/// ranks, this one included, in one order of the calls of a `tag`, with `ranks` in the same order.
-/// Their errors are those of ControlClient, and the first error of any rank is that of all.
+/// ranks, this one included, with `ranks` in the same order. A `tag` belongs to one set of ranks,
+/// which make its calls one after the other. Their errors are those of ControlClient, and the first
+/// error of any rank is that of all.
 class ProcessGroup {
  public:
   /// Waits until all ranks have joined the hub at `options.hub`.

@@ -83,12 +83,13 @@ TEST(ProcessGroup, SomeRanksDoTheirsWhileOthersDoTheirs) {
   ranks.on(ranks.all(), [&](int rank) {
     AbortSignal abort;
     const auto& group = rank % 2 == 0 ? even : odd;
+    const char* tag = rank % 2 == 0 ? "even" : "odd";
     auto memory = pattern(200'000, rank);
-    EXPECT_TRUE(ranks[rank].broadcast("half", group, group[0], memory, soon(), abort));
+    EXPECT_TRUE(ranks[rank].broadcast(tag, group, group[0], memory, soon(), abort));
     EXPECT_EQ(memory, pattern(200'000, group[0]));
     EXPECT_TRUE(ranks[rank].barrier("all", ranks.all(), soon(), abort));
     const auto mine = pattern(8, rank);
-    const auto gathered = ranks[rank].all_gather("half", group, mine, soon(), abort);
+    const auto gathered = ranks[rank].all_gather(tag, group, mine, soon(), abort);
     ASSERT_TRUE(gathered) << gathered.status().to_string();
     EXPECT_EQ((*gathered)[0], pattern(8, group[0]));
     EXPECT_EQ((*gathered)[1], pattern(8, group[1]));

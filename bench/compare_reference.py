@@ -34,7 +34,8 @@ def reference(options, gib):
     port, barrier_port = free_ports(2)
     # The package has its store at MASTER_PORT + 1.
     environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1), "LOGURU_LEVEL": "ERROR"}
-    sizes = ["--gib", str(gib), "--shrink", str(options.shrink), "--gpus", str(options.gpus)]
+    sizes = ["--gib", str(gib), "--shrink", str(options.shrink), "--gpus", str(options.gpus),
+             "--experts", str(int(options.experts))]
     processes, results = [], []
     for rank in range(options.gpus):
         ours, theirs = socket.socketpair()
@@ -65,7 +66,7 @@ def ours(options, gib, worker):
     out = pathlib.Path(f"/tmp/compare-reference-{os.getpid()}.json")
     command = [options.program, "--device", options.device, "--gib", str(gib), "--shrink", str(options.shrink),
                "--ranks", str(options.gpus), "--gpus", str(options.gpus), "--updates", str(options.updates),
-               "--json", str(out)]
+               "--experts", str(int(options.experts)), "--json", str(out)]
     if worker:
         command += ["--worker", worker]
     try:
@@ -92,6 +93,7 @@ def main():
     parser.add_argument("--gpus", type=int, default=1, help="one rank and one worker on each")
     parser.add_argument("--gib", type=float, nargs="+", default=[8, 32])
     parser.add_argument("--shrink", type=int, default=1, help="divides every dimension")
+    parser.add_argument("--experts", action="store_true", help="many small tensors, as in qwen3-235b-a22b")
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--device", choices=["cuda", "host"], default="cuda")
     bundled = HERE.parent / "bin" / "gpu_update"

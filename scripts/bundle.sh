@@ -46,7 +46,7 @@ fi
 cp scripts/gpu_check.sh scripts/interop_gpu.sh "$out/"
 cp -r tests/interop "$out/interop"
 mkdir "$out/bench"
-cp -r bench/compare_reference.py bench/compare "$out/bench/"
+cp -r bench/compare_reference.py bench/multi_gpu.py bench/compare "$out/bench/"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 
 needed() { ldd "$@" | awk '$2 == "=>" {print $3}' | sort -u | grep -vE "/($system)[.-]" || true; }

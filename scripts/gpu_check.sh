@@ -2,7 +2,8 @@
 # Tests and measures the bundle on a machine with GPUs; a table comes last. Every step has its own time limit.
 #   usage: gpu_check.sh [STEP...]
 #   on one GPU:   device ceilings small one many large (the default), flat (twenty updates each way), chain (ranks that act as
-#                 hosts), overlap, from-device, compare
+#                 hosts), overlap, from-device, compare, sizes (chunk x bucket x overlap), kept (--keep-buffers), nccl-alone
+#                 (what a communicator of one rank takes), multi (multi_gpu.py, several ranks on one GPU)
 #   on two:       two, nccl, kill, compare-two
 #   compare needs torch and the package checkpoint-engine 0.4.2 with what it imports; nccl needs libnccl.so.2 (torch brings it)
 #   OUT: where log.txt and results.jsonl go (default: gpu-check beside the bundle)
@@ -44,8 +45,7 @@ for s in "${steps[@]}"; do
   case $s in
     device) step device 120 "$here/bin/ckpt_device_test" ;;
     ceilings)
-      step ceilings 90 "$here/bin/checkpoint-engine" bench
-      timeout 90 "$here/bin/checkpoint-engine" bench --json >"$out/ceilings.json" ;;
+      step ceilings 90 "$here/bin/checkpoint-engine" bench ;;
     small) update small 120 --gib 1.5 --updates 3 --files /tmp ;;
     one) update one-9GB 120 --gib 8 --files /tmp ;;
     many)
@@ -64,6 +64,20 @@ for s in "${steps[@]}"; do
       done; done
       update overlap-off-ring-1GiB-buckets 60 --gib 8 --overlap off --bucket 1GiB
       update overlap-on-small-buckets 60 --gib 8 --bucket 128MiB ;;
+    sizes)
+      for overlap in on off; do for bucket in 128MiB 256MiB 512MiB; do for chunk in 8MiB 16MiB 32MiB 64MiB; do
+        update "$chunk-of-$bucket-overlap-$overlap" 40 --gib 8 --updates 3 --overlap $overlap --bucket $bucket --chunk $chunk
+      done; done; done ;;
+    kept)
+      for keep in 0 1; do for ranks in 1 2 4; do
+        update "kept-$keep-ranks-$ranks" 60 --gib 4 --updates 5 --ranks $ranks --keep-buffers $keep
+      done; done
+      update kept-stock 60 --gib 4 --updates 3 --keep-buffers 1 --worker "python3 $here/bench/compare/stock_worker.py" ;;
+    nccl-alone)
+      for set in A=1 NCCL_BUFFSIZE=1048576 NCCL_MAX_CTAS=4 NCCL_CUMEM_ENABLE=0; do
+        step "nccl-alone-$set" 60 env "$set" "$here/bin/gpu_update" --gib 1.3 --updates 1 --nccl-ceilings 1 --json "$out/nccl-$set.json"
+      done ;;
+    multi) step multi 200 python3 "$here/bench/multi_gpu.py" --ranks 2 --gib 8 --seconds 190 --out "$out/multi" ;;
     from-device) update from-device 60 --gib 8 --from-device 1 --updates 1 ;;
     compare) step compare 290 python3 "$here/bench/compare_reference.py" --gib 8 32 --json "$out/compare.jsonl" ;;
     compare-two) step compare-two 400 python3 "$here/bench/compare_reference.py" --gpus 2 --gib 16 64 --json "$out/compare.jsonl" ;;

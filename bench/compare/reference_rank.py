@@ -52,7 +52,7 @@ class Rank:
         self.worker = Worker(options.peer_fd)
         self.worker.ask("ping first")
         torch.cuda.set_device(self.rank % options.gpus)
-        tensors, self.total = weights.layout(options.gib, options.shrink)
+        tensors, self.total = weights.layout(options.gib, options.shrink, options.experts)
         self.buffer = weights.words(tensors)
         self.named, loads = {}, [0] * self.count
         for i, (name, shape) in enumerate(tensors):
@@ -121,6 +121,7 @@ class Rank:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--gib", type=float, required=True)
+    parser.add_argument("--experts", type=int, default=0)
     for name in ("shrink", "ranks", "gpus", "rank", "updates", "peer-fd", "result-fd", "barrier-port"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()

@@ -38,7 +38,7 @@ class Worker:
         if self.on_gpu:
             torch.cuda.set_device(self.index)
         self.module = torch.cuda if self.on_gpu else serve_host_memory()
-        self.tensors, _ = weights.layout(options.gib, options.shrink)
+        self.tensors, _ = weights.layout(options.gib, options.shrink, options.experts)
         self.expected = weights.words(self.tensors, self.device)
         self.parameters = {name: torch.empty(shape, dtype=torch.bfloat16, device=self.device)
                            for name, shape in self.tensors}
@@ -94,6 +94,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--shrink", type=int, default=1)
+    parser.add_argument("--experts", type=int, default=0)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--isolate", type=int, default=0)

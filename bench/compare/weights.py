@@ -1,27 +1,42 @@
-"""The checkpoint of a run, as bench/gpu_update/weights.cc makes it: qwen3 names and shapes, bf16, and bytes that every
+"""The checkpoint of a run, as src/trial/weights.cc makes it: names and shapes of qwen3 models, bf16, and bytes that every
 process can compute. Tensors are slices of one buffer of random words, each beginning elsewhere."""
 import torch
 
 SHIFT = 4096 + 64  # bytes from the beginning of a tensor to that of the next
 
 
-def layout(gib, shrink=1):
+def layout(gib, shrink=1, experts=False):
     """[(name, shape)] of embeddings and as many layers as are needed; and their bytes."""
-    hidden, inner, kv = 4096 // shrink, 12288 // shrink, 1024 // shrink
-    tensors = [("model.embed_tokens.weight", (151936 // shrink, hidden))]
+    tensors = [("model.embed_tokens.weight", (151936 // shrink, 4096 // shrink))]
     total, layer = bytes_of(tensors[0][1]), 0
     while total < int(gib * 2**30):
-        prefix = f"model.layers.{layer}."
-        more = [(prefix + "self_attn.q_proj.weight", (hidden, hidden)),
-                (prefix + "self_attn.k_proj.weight", (kv, hidden)), (prefix + "self_attn.v_proj.weight", (kv, hidden)),
-                (prefix + "self_attn.o_proj.weight", (hidden, hidden)),
-                (prefix + "mlp.gate_proj.weight", (inner, hidden)), (prefix + "mlp.up_proj.weight", (inner, hidden)),
-                (prefix + "mlp.down_proj.weight", (hidden, inner)), (prefix + "input_layernorm.weight", (hidden,)),
-                (prefix + "post_attention_layernorm.weight", (hidden,))]
+        more = (_expert_layer if experts else _dense_layer)(f"model.layers.{layer}.", shrink)
         tensors += more
         total += sum(bytes_of(shape) for _, shape in more)
         layer += 1
     return tensors, total
+
+
+def _dense_layer(prefix, shrink):
+    hidden, inner, kv = 4096 // shrink, 12288 // shrink, 1024 // shrink
+    return [(prefix + "self_attn.q_proj.weight", (hidden, hidden)),
+            (prefix + "self_attn.k_proj.weight", (kv, hidden)), (prefix + "self_attn.v_proj.weight", (kv, hidden)),
+            (prefix + "self_attn.o_proj.weight", (hidden, hidden)),
+            (prefix + "mlp.gate_proj.weight", (inner, hidden)), (prefix + "mlp.up_proj.weight", (inner, hidden)),
+            (prefix + "mlp.down_proj.weight", (hidden, inner)), (prefix + "input_layernorm.weight", (hidden,)),
+            (prefix + "post_attention_layernorm.weight", (hidden,))]
+
+
+def _expert_layer(prefix, shrink):
+    hidden, heads, kv, inner = 4096 // shrink, 8192 // shrink, 512 // shrink, 1536 // shrink
+    tensors = [(prefix + "self_attn.q_proj.weight", (heads, hidden)),
+               (prefix + "self_attn.k_proj.weight", (kv, hidden)), (prefix + "self_attn.v_proj.weight", (kv, hidden)),
+               (prefix + "self_attn.o_proj.weight", (hidden, heads)), (prefix + "mlp.gate.weight", (128, hidden))]
+    for expert in range(128):
+        of_expert = f"{prefix}mlp.experts.{expert}."
+        tensors += [(of_expert + "gate_proj.weight", (inner, hidden)), (of_expert + "up_proj.weight", (inner, hidden)),
+                    (of_expert + "down_proj.weight", (hidden, inner))]
+    return tensors + [(prefix + "input_layernorm.weight", (hidden,)), (prefix + "post_attention_layernorm.weight", (hidden,))]
 
 
 def bytes_of(shape):

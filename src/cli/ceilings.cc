@@ -97,6 +97,15 @@ Status measure_device(Bench& bench, const CeilingOptions& options, std::vector<C
   return Status();
 }
 
+Status measure_each_alone(std::vector<Bench>& benches, const CeilingOptions& options,
+                          std::vector<Ceiling>& all) {
+  for (std::size_t i = 1; i < benches.size(); ++i) {
+    CKPT_ASSIGN_OR_RETURN(const double rate, benches[i].upload(kChunk, options.seconds));
+    all.push_back({"host to device", concat("device ", i, " alone"), rate});
+  }
+  return Status();
+}
+
 Status measure_all_at_once(std::vector<Bench>& benches, const CeilingOptions& options,
                            std::vector<Ceiling>& all) {
   std::vector<Result<double>> rates(benches.size(), 0.0);
@@ -193,6 +202,7 @@ Result<std::vector<Ceiling>> measure_ceilings(const std::vector<std::shared_ptr<
     benches.push_back(std::move(*bench));
   }
   CKPT_RETURN_IF_ERROR(measure_device(benches.front(), options, all));
+  CKPT_RETURN_IF_ERROR(measure_each_alone(benches, options, all));
   if (benches.size() > 1) CKPT_RETURN_IF_ERROR(measure_all_at_once(benches, options, all));
   benches.clear();
   CKPT_RETURN_IF_ERROR(measure_host(*devices.front(), options, all));

@@ -42,9 +42,12 @@ class RankRun {
       : settings_(settings),
         worker_(UniqueFd(settings.peer_fd)),
         parent_(UniqueFd(settings.result_fd)),
-        weights_(checkpoint_bytes(settings), settings.shrink, threads_of(settings)),
-        share_(split_by_bytes(weights_.tensors(),
-                              settings.ranks)[static_cast<std::size_t>(settings.rank)]) {}
+        weights_(checkpoint_bytes(settings), settings.experts, settings.shrink,
+                 threads_of(settings)) {
+    const int owners = settings.owners > 0 ? settings.owners : settings.ranks;
+    if (settings.rank >= owners) return;
+    share_ = split_by_bytes(weights_.tensors(), owners)[static_cast<std::size_t>(settings.rank)];
+  }
 
   /// Measures everything.
   Result<json> run();
@@ -65,6 +68,7 @@ class RankRun {
   Status measure_update(bool verify, json& updates);
   UpdateOptions update_options(bool verify) const;
   [[noreturn]] void die();
+  bool is_recipient() const { return settings_.rank >= settings_.first_recipient; }
   Status ask_worker(const std::string& line);
   Status barrier() { return server_->barrier(kPatienceSeconds); }
   Registration from_memory() const;
@@ -73,14 +77,16 @@ class RankRun {
   LineChannel worker_;
   LineChannel parent_;
   const Weights weights_;
-  const std::vector<std::uint32_t> share_;
+  std::vector<std::uint32_t> share_;
   std::shared_ptr<Device> device_;
   std::unique_ptr<ParameterServer> server_;
   std::uint64_t share_bytes_ = 0;
   json result_;
 };
 
+// Of a rank that is updated; others have one that does nothing.
 Status RankRun::ask_worker(const std::string& line) {
+  if (!is_recipient()) return Status();
   CKPT_RETURN_IF_ERROR(worker_.send(line));
   CKPT_ASSIGN_OR_RETURN(const std::string answer,
                         worker_.receive(Deadline::after_seconds(kPatienceSeconds)));
@@ -256,6 +262,12 @@ UpdateOptions RankRun::update_options(bool verify) const {
   options.instance_size = 1;
   options.verify = verify;
   options.engine_answer_means_done = true;
+  if (settings_.first_recipient > 0) {
+    for (int rank = settings_.first_recipient; rank < settings_.ranks; ++rank) {
+      options.recipients.push_back(rank);
+    }
+    options.all_ranks_call = false;
+  }
   return options;
 }
 
@@ -283,6 +295,10 @@ Result<UpdateReport> RankRun::update(const UpdateOptions& options,
 Status RankRun::measure_update(bool verify, json& updates) {
   std::vector<std::string> worker_numbers;
   CKPT_RETURN_IF_ERROR(barrier());
+  if (!is_recipient()) {
+    updates.push_back({{"seconds", 0}, {"verify", verify}});
+    return Status();
+  }
   const double cpu_begin = cpu_seconds();
   const auto begin = Clock::now();
   CKPT_ASSIGN_OR_RETURN(const UpdateReport report, update(update_options(verify), worker_numbers));

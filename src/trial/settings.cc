@@ -52,6 +52,9 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--worker", text(settings.worker)},
       {"--kill-rank", number(settings.kill_rank)},
       {"--dies", flag(settings.dies)},
+      {"--experts", flag(settings.experts)},
+      {"--owners", number(settings.owners)},
+      {"--first-recipient", number(settings.first_recipient)},
       {"--shrink", number(settings.shrink)},
       {"--ring", text(settings.ring)},
       {"--bucket", text(settings.bucket)},
@@ -89,6 +92,10 @@ Result<Settings> parse_settings(const std::vector<std::string>& arguments) {
   if (settings.ranks < 1 || settings.gpus < 1 || settings.hosts < 1 || settings.shrink < 1 ||
       settings.updates < 1) {
     return invalid_argument("ranks, gpus, hosts, shrink and updates must be positive");
+  }
+  if (settings.owners < 0 || settings.owners > settings.ranks || settings.first_recipient < 0 ||
+      settings.first_recipient >= settings.ranks) {
+    return invalid_argument("owners and first-recipient count ranks");
   }
   if (settings.kill_rank >= settings.ranks) {
     return invalid_argument(concat("no rank ", settings.kill_rank, " to be killed"));

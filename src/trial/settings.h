@@ -13,10 +13,13 @@ struct Settings {
   std::string device = "cuda";
   double gib = 1;
   int ranks = 1;
-  int gpus = 1;          ///< rank i works on GPU i modulo this
-  bool isolate = false;  ///< every process sees its own GPU only (CUDA_VISIBLE_DEVICES)
-  int hosts = 1;         ///< rank i says that it is on host i modulo this: `chain` between them
-  int shrink = 1;        ///< divides every dimension: small checkpoints for dry runs
+  int gpus = 1;             ///< rank i works on GPU i modulo this
+  bool isolate = false;     ///< every process sees its own GPU only (CUDA_VISIBLE_DEVICES)
+  int hosts = 1;            ///< rank i says that it is on host i modulo this: `chain` between them
+  bool experts = false;     ///< many small tensors, as in qwen3-235b-a22b
+  int owners = 0;           ///< so many ranks, the first, hold the checkpoint; 0: all
+  int first_recipient = 0;  ///< ranks below are not updated
+  int shrink = 1;           ///< divides every dimension: small checkpoints for dry runs
   std::string ring = "0", bucket = "0", chunk = "32MiB";
   std::string collective = "auto";
   std::string overlap = "auto";
@@ -24,7 +27,7 @@ struct Settings {
   bool release_communicators = false;
   int updates = 5;
   int load_threads = 0;
-  std::string worker;  ///< a command that is a worker instead of our own (bench/stock_worker.py)
+  std::string worker;  ///< a command that is a worker instead of our own (bench/compare/stock_worker.py)
   int kill_rank = -1;  ///< instead of the measurements: this rank dies in an update, and the
                        ///< workers are updated by new ranks
   bool from_device = false;  ///< registration from tensors on the device is measured too
@@ -52,6 +55,7 @@ inline constexpr const char* kUsage =
     "                  [--overlap auto|on|off] [--keep-buffers 1] [--release-communicators 1]\n"
     "                  [--hosts H] [--worker COMMAND] [--kill-rank R] "
     "[--updates K]\n"
+    "                  [--experts 1] [--owners N] [--first-recipient R]\n"
     "                  [--nccl-ceilings 1] [--load-threads T] [--files DIR] [--from-device 1] "
     "[--shrink D] [--json "
     "FILE]\n";

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "base/parallel.h"
 #include "base/strings.h"
@@ -19,28 +20,54 @@ std::uint64_t random_word(std::uint64_t index) {
   return x ^ (x >> 31);
 }
 
+using Shape = std::vector<std::int64_t>;
+using Add = std::function<void(std::string name, Shape shape)>;
+
+void add_dense_layer(const std::string& prefix, int shrink, const Add& add) {
+  const std::int64_t hidden = 4096 / shrink, inner = 12288 / shrink, kv = 1024 / shrink;
+  add(prefix + "self_attn.q_proj.weight", {hidden, hidden});
+  add(prefix + "self_attn.k_proj.weight", {kv, hidden});
+  add(prefix + "self_attn.v_proj.weight", {kv, hidden});
+  add(prefix + "self_attn.o_proj.weight", {hidden, hidden});
+  add(prefix + "mlp.gate_proj.weight", {inner, hidden});
+  add(prefix + "mlp.up_proj.weight", {inner, hidden});
+  add(prefix + "mlp.down_proj.weight", {hidden, inner});
+  add(prefix + "input_layernorm.weight", {hidden});
+  add(prefix + "post_attention_layernorm.weight", {hidden});
+}
+
+void add_expert_layer(const std::string& prefix, int shrink, const Add& add) {
+  constexpr int kExperts = 128;
+  const std::int64_t hidden = 4096 / shrink, heads = 8192 / shrink, kv = 512 / shrink,
+                     inner = 1536 / shrink;
+  add(prefix + "self_attn.q_proj.weight", {heads, hidden});
+  add(prefix + "self_attn.k_proj.weight", {kv, hidden});
+  add(prefix + "self_attn.v_proj.weight", {kv, hidden});
+  add(prefix + "self_attn.o_proj.weight", {hidden, heads});
+  add(prefix + "mlp.gate.weight", {kExperts, hidden});
+  for (int expert = 0; expert < kExperts; ++expert) {
+    const std::string of_expert = concat(prefix, "mlp.experts.", expert, ".");
+    add(of_expert + "gate_proj.weight", {inner, hidden});
+    add(of_expert + "up_proj.weight", {inner, hidden});
+    add(of_expert + "down_proj.weight", {hidden, inner});
+  }
+  add(prefix + "input_layernorm.weight", {hidden});
+  add(prefix + "post_attention_layernorm.weight", {hidden});
+}
+
 }  // namespace
 
-Weights::Weights(std::uint64_t bytes, int shrink, int threads) {
-  const std::int64_t hidden = 4096 / shrink, inner = 12288 / shrink, kv = 1024 / shrink;
+Weights::Weights(std::uint64_t bytes, bool experts, int shrink, int threads) {
   std::uint64_t largest = 0;
-  const auto add = [&](std::string name, std::vector<std::int64_t> shape) {
+  const Add add = [&](std::string name, Shape shape) {
     tensors_.push_back(*make_tensor_info(std::move(name), DType::kBF16, std::move(shape)));
     total_bytes_ += tensors_.back().bytes;
     largest = std::max(largest, tensors_.back().bytes);
   };
-  add("model.embed_tokens.weight", {151936 / shrink, hidden});
+  add("model.embed_tokens.weight", {151936 / shrink, 4096 / shrink});
   for (int layer = 0; total_bytes_ < bytes; ++layer) {
-    const std::string prefix = concat("model.layers.", layer, ".");
-    add(prefix + "self_attn.q_proj.weight", {hidden, hidden});
-    add(prefix + "self_attn.k_proj.weight", {kv, hidden});
-    add(prefix + "self_attn.v_proj.weight", {kv, hidden});
-    add(prefix + "self_attn.o_proj.weight", {hidden, hidden});
-    add(prefix + "mlp.gate_proj.weight", {inner, hidden});
-    add(prefix + "mlp.up_proj.weight", {inner, hidden});
-    add(prefix + "mlp.down_proj.weight", {hidden, inner});
-    add(prefix + "input_layernorm.weight", {hidden});
-    add(prefix + "post_attention_layernorm.weight", {hidden});
+    (experts ? add_expert_layer : add_dense_layer)(concat("model.layers.", layer, "."), shrink,
+                                                   add);
   }
   words_.resize((largest + tensors_.size() * kShift) / 8 * 8 + 8);
   ThreadPool pool(threads);

@@ -1,4 +1,5 @@
-// The checkpoint of a run: qwen3 names and shapes, and bytes that every process can compute.
+// The checkpoint of a run: names and shapes of qwen3 models, and bytes that every process can
+// compute.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,8 @@ namespace ckpt::bench {
 class Weights {
  public:
   /// Embeddings and as many layers as are needed for `bytes`; dimensions are divided by `shrink`.
-  Weights(std::uint64_t bytes, int shrink, int threads);
+  /// `experts`: as qwen3-235b-a22b has them, else as qwen3-8b.
+  Weights(std::uint64_t bytes, bool experts, int shrink, int threads);
 
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   std::uint64_t total_bytes() const { return total_bytes_; }

@@ -22,8 +22,7 @@ namespace {
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-/// With one ring for a host, and with a ring for every rank.
-class UpdateFailure : public ::testing::TestWithParam<const char*> {
+class UpdateFailure : public ::testing::TestWithParam<Rings> {
  protected:
   void TearDown() override { EXPECT_THAT(job_.shared_objects(), ::testing::IsEmpty()); }
   void SetUp() override { ASSERT_TRUE(job_.load("c", checkpoint_).is_ok()); }
@@ -47,6 +46,8 @@ class UpdateFailure : public ::testing::TestWithParam<const char*> {
     for (const TestEngine& engine : engines) {
       for (const TestLoader& loader : engine.loaders) EXPECT_EQ(loader.difference(checkpoint_), "");
     }
+    if (!GetParam().small()) return;
+    for (const UpdateReport& report : job_.reports) EXPECT_GT(report.buckets, 10u);
   }
 
   std::vector<TestEngine> two_engines() {
@@ -57,10 +58,26 @@ class UpdateFailure : public ::testing::TestWithParam<const char*> {
   }
 
   Checkpoint checkpoint_ = small_model(6, 101);
-  Job job_{{.ranks = 4, .instance_size = 2, .collective = GetParam()}};
+  Job job_{{.ranks = 4,
+            .instance_size = 2,
+            .host_ids = GetParam().host_ids,
+            .collective = GetParam().collective,
+            .sizes = GetParam().sizes}};
 };
-INSTANTIATE_TEST_SUITE_P(, UpdateFailure, ::testing::Values("auto", "peer"),
-                         [](const auto& parameter) { return std::string(parameter.param); });
+/// With buckets behind the one that is loaded, and places in the ring that were used before.
+class UpdateFailureInMidRing : public UpdateFailure {};
+
+const Rings kSmallRings[] = {{"OneSmallRing", "auto", kSmallRing},
+                             {"SmallOwnRings", "peer", kSmallRing},
+                             {"SmallRingsOfHosts", "auto", kSmallRing, {"a", "a", "b", "b"}},
+                             {"SmallOwnRingsOfHosts", "peer", kSmallRing, {"a", "a", "b", "b"}}};
+const Rings kLargeRings[] = {{"OneRing", "auto", kLargeRing}, {"OwnRings", "peer", kLargeRing}};
+
+std::string name_of(const ::testing::TestParamInfo<Rings>& rings) { return rings.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Large, UpdateFailure, ::testing::ValuesIn(kLargeRings), name_of);
+INSTANTIATE_TEST_SUITE_P(Small, UpdateFailure, ::testing::ValuesIn(kSmallRings), name_of);
+INSTANTIATE_TEST_SUITE_P(, UpdateFailureInMidRing, ::testing::ValuesIn(kSmallRings), name_of);
 
 TEST_P(UpdateFailure, AWorkerRefusesATensor) {
   auto engines = two_engines();
@@ -234,6 +251,36 @@ TEST_P(UpdateFailure, CancelledByAnotherThread) {
       });
   expect_cause(statuses, "rank 3: aborted: interrupted");
   expect_next_update_works();
+}
+
+TEST_P(UpdateFailureInMidRing, CancelledWhileBucketsFlow) {
+  for (const int victim : {0, 3}) {
+    auto engines = two_engines();
+    const EngineCall call = job_.call(engines);
+    const auto statuses = job_.run([&](int rank, ParameterServer& server) -> Status {
+      UpdateOptions options;
+      options.instance_size = 2;
+      options.engine_answer_means_done = true;
+      if (rank == victim) {
+        options.progress = [&server](std::uint64_t loaded, std::uint64_t total) {
+          if (loaded > total / 3) server.cancel(aborted("interrupted"));
+        };
+      }
+      return server.update("c", call, options).status();
+    });
+    expect_cause(statuses, concat("rank ", victim, ": aborted: interrupted"));
+    expect_next_update_works();
+  }
+}
+
+TEST_P(UpdateFailureInMidRing, SlowWorkersOfOneInstanceHoldUpTheOther) {
+  auto engines = two_engines();
+  for (TestLoader& loader : engines[1].loaders) loader.seconds_per_tensor = 0.002;
+  for (const Status& status : job_.update("c", job_.call(engines)))
+    ASSERT_TRUE(status.is_ok()) << status.to_string();
+  for (const TestEngine& engine : engines) {
+    for (const TestLoader& loader : engine.loaders) EXPECT_EQ(loader.difference(checkpoint_), "");
+  }
 }
 
 TEST_P(UpdateFailure, AWaitForOtherRanksIsCancelled) {

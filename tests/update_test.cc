@@ -31,14 +31,29 @@ void expect_whole(const std::vector<TestEngine>& engines, const Checkpoint& chec
   }
 }
 
-/// With one ring for a host, and with a ring for every rank, as on GPUs.
-class UpdateOverCollective : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(, UpdateOverCollective, ::testing::Values("auto", "peer"),
-                         [](const auto& parameter) { return std::string(parameter.param); });
+class UpdateOverCollective : public ::testing::TestWithParam<Rings> {
+ protected:
+  static JobOptions job_of(int ranks) {
+    return {.ranks = ranks, .collective = GetParam().collective, .sizes = GetParam().sizes};
+  }
+  /// Of a small model of six layers and more.
+  static void expect_ring_used_again(const Job& job) {
+    if (!GetParam().small()) return;
+    for (const UpdateReport& report : job.reports) EXPECT_GT(report.buckets, 10u);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, UpdateOverCollective,
+                         ::testing::Values(Rings{"OneRing", "auto", kLargeRing},
+                                           Rings{"OneSmallRing", "auto", kSmallRing},
+                                           Rings{"OwnRings", "peer", kLargeRing},
+                                           Rings{"SmallOwnRings", "peer", kSmallRing}),
+                         [](const auto& parameter) { return parameter.param.name; });
 
 TEST_P(UpdateOverCollective, FourRanksUpdateTwoInstancesOfTwoWorkers) {
   const Checkpoint checkpoint = small_model(6, 1);
-  Job job({.ranks = 4, .instance_size = 2, .collective = GetParam()});
+  JobOptions options = job_of(4);
+  options.instance_size = 2;
+  Job job(options);
   ASSERT_TRUE(job.load("step-1", checkpoint).is_ok());
   auto engines = make_engines(2, 2);
   expect_ok(job.update("step-1", job.call(engines)));
@@ -54,11 +69,12 @@ TEST_P(UpdateOverCollective, FourRanksUpdateTwoInstancesOfTwoWorkers) {
     filled += report.filled_bytes;
   }
   EXPECT_GE(filled, job.reports[0].total_bytes);
+  expect_ring_used_again(job);
   EXPECT_EQ(engines[1].loaders[1].finished, 1);
 }
 
 TEST_P(UpdateOverCollective, NewWeightsReplaceTheOldOnesInPlace) {
-  Job job({.ranks = 2, .collective = GetParam()});
+  Job job(job_of(2));
   auto engines = make_engines(1, 2);
   for (std::uint64_t step = 1; step <= 3; ++step) {
     const Checkpoint checkpoint = small_model(2, step);
@@ -73,7 +89,7 @@ TEST_P(UpdateOverCollective, NewWeightsReplaceTheOldOnesInPlace) {
 
 TEST_P(UpdateOverCollective, OneRankAlone) {
   const Checkpoint checkpoint = small_model(3, 5);
-  Job job({.ranks = 1, .collective = GetParam()});
+  Job job(job_of(1));
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 1);
   expect_ok(job.update("c", job.call(engines)));
@@ -83,9 +99,7 @@ TEST_P(UpdateOverCollective, OneRankAlone) {
 TEST_P(UpdateOverCollective, ATensorLargerThanTheBucketTakesTheRingAlone) {
   Checkpoint checkpoint = small_model(2, 3);
   checkpoint["model.layers.1.huge"] = random_tensor("model.layers.1.huge", (13 << 20) + 1, 9);
-  Job job({.ranks = 3, .collective = GetParam(), .adjust = [](ParameterServerOptions& options) {
-             options.ring_bytes = 4 << 20;
-           }});
+  Job job(job_of(3));
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 3);
   expect_ok(job.update("c", job.call(engines)));
@@ -95,15 +109,16 @@ TEST_P(UpdateOverCollective, ATensorLargerThanTheBucketTakesTheRingAlone) {
 
 TEST_P(UpdateOverCollective, SeveralHostsPassTheBytesOn) {
   const Checkpoint checkpoint = small_model(8, 11);
-  Job job({.ranks = 6,
-           .instance_size = 2,
-           .host_ids = {"a", "a", "b", "b", "c", "c"},
-           .collective = GetParam()});
+  JobOptions options = job_of(6);
+  options.instance_size = 2;
+  options.host_ids = {"a", "a", "b", "b", "c", "c"};
+  Job job(options);
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(3, 2);
   for (int round = 0; round < 2; ++round) {
     expect_ok(job.update("c", job.call(engines)));
     expect_whole(engines, checkpoint);
+    expect_ring_used_again(job);
   }
   std::uint64_t received = 0;
   for (const UpdateReport& report : job.reports) received += report.received_bytes;
@@ -113,10 +128,7 @@ TEST_P(UpdateOverCollective, SeveralHostsPassTheBytesOn) {
 
 TEST(Update, LittleMemoryForManyChunksStillServesEveryRank) {
   const Checkpoint checkpoint = small_model(8, 43);
-  Job job({.ranks = 3, .collective = "peer", .adjust = [](ParameterServerOptions& options) {
-             options.ring_bytes = 64 << 10;
-             options.chunk_bytes = 16 << 10;
-           }});
+  Job job({.ranks = 3, .collective = "peer", .sizes = kSmallRing});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 3);
   for (int round = 0; round < 3; ++round) {
@@ -132,10 +144,7 @@ TEST(Update, LittleStagingForManyHosts) {
   Job job({.ranks = 7,
            .host_ids = {"a", "a", "b", "b", "b", "c", "d"},
            .collective = "peer",
-           .adjust = [](ParameterServerOptions& options) {
-             options.ring_bytes = 64 << 10;
-             options.chunk_bytes = 16 << 10;
-           }});
+           .sizes = kSmallRing});
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 7);
   for (int round = 0; round < 3; ++round) {
@@ -158,7 +167,9 @@ TEST_P(UpdateOverCollective, SubsetsOfRecipientsAndOwnersThatAreNone) {
   const Checkpoint checkpoint = small_model(4, 13);
   for (const auto& hosts :
        {std::vector<std::string>{}, std::vector<std::string>{"a", "a", "b", "b"}}) {
-    Job job({.ranks = 4, .host_ids = hosts, .collective = GetParam()});
+    JobOptions job_options = job_of(4);
+    job_options.host_ids = hosts;
+    Job job(job_options);
     ASSERT_TRUE(job.load("c", checkpoint).is_ok());
     // Back to back: each begins while ranks of the one before it come home.
     for (const std::vector<int>& recipients :
@@ -178,7 +189,7 @@ TEST_P(UpdateOverCollective, SubsetsOfRecipientsAndOwnersThatAreNone) {
 
 TEST_P(UpdateOverCollective, OwnersNeedNotCallUpdate) {
   const Checkpoint checkpoint = small_model(3, 17);
-  Job job({.ranks = 3, .collective = GetParam()});
+  Job job(job_of(3));
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 1);
   UpdateOptions options;
@@ -195,7 +206,7 @@ TEST_P(UpdateOverCollective, OwnersNeedNotCallUpdate) {
 TEST_P(UpdateOverCollective, RanksWithoutAPartAndAnEmptyCheckpoint) {
   Checkpoint one;
   one["only"] = random_tensor("only", 100, 1);
-  Job job({.ranks = 3, .collective = GetParam()});
+  Job job(job_of(3));
   ASSERT_TRUE(job.load("one", one).is_ok());
   auto engines = make_engines(1, 3);
   expect_ok(job.update("one", job.call(engines)));
@@ -209,7 +220,7 @@ TEST_P(UpdateOverCollective, RanksWithoutAPartAndAnEmptyCheckpoint) {
 
 TEST_P(UpdateOverCollective, EqualCopiesOnSeveralRanksAreSentOnce) {
   const Checkpoint checkpoint = small_model(4, 19);
-  Job job({.ranks = 3, .collective = GetParam()});
+  Job job(job_of(3));
   expect_ok(job.run([&](int, ParameterServer& server) -> Status {
     Registration part;
     for (const auto& [name, tensor] : checkpoint)
@@ -242,7 +253,9 @@ TEST(Update, DifferentCopiesOfOneNameAreRefusedWithBothRanks) {
 
 TEST_P(UpdateOverCollective, ASecondPassServesADraftModel) {
   const Checkpoint checkpoint = small_model(3, 23);
-  Job job({.ranks = 4, .instance_size = 2, .collective = GetParam()});
+  JobOptions options = job_of(4);
+  options.instance_size = 2;
+  Job job(options);
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(2, 2);
   // Only the engine of ranks 2 and 3 has a draft model.
@@ -259,7 +272,7 @@ TEST_P(UpdateOverCollective, ASecondPassServesADraftModel) {
 
 TEST_P(UpdateOverCollective, PreparedIsNotYetSeenByTheEngine) {
   const Checkpoint checkpoint = small_model(2, 29);
-  Job job({.ranks = 2, .collective = GetParam()});
+  Job job(job_of(2));
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   auto engines = make_engines(1, 2);
   std::vector<std::unique_ptr<PreparedUpdate>> prepared(2);
@@ -279,7 +292,7 @@ TEST_P(UpdateOverCollective, PreparedIsNotYetSeenByTheEngine) {
 
 TEST_P(UpdateOverCollective, APreparedUpdateCanBeGivenUp) {
   const Checkpoint checkpoint = small_model(2, 31);
-  Job job({.ranks = 2, .collective = GetParam()});
+  Job job(job_of(2));
   ASSERT_TRUE(job.load("c", checkpoint).is_ok());
   expect_ok(job.run([&](int, ParameterServer& server) -> Status {
     CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare("c", {}));

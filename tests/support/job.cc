@@ -138,8 +138,9 @@ Job::Job(JobOptions options) : options_(std::move(options)) {
   base.join_timeout_seconds = 30;
   base.late_worker_seconds = 0.5;
   base.collective_timeout_seconds = 60;
-  base.ring_bytes = 8 << 20;
-  base.chunk_bytes = 1 << 20;
+  base.ring_bytes = options_.sizes.ring;
+  base.bucket_bytes = options_.sizes.bucket;
+  base.chunk_bytes = options_.sizes.chunk;
   servers_.resize(static_cast<std::size_t>(options_.ranks));
   std::vector<std::thread> threads;
   std::vector<Status> statuses(servers_.size());

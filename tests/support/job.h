@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -63,11 +64,20 @@ class TestEngine {
   ReceiverOptions options;
 };
 
+struct RingSizes {
+  std::uint64_t ring, bucket, chunk;  ///< bucket 0: half of the ring
+};
+/// Whole small models fit into it.
+constexpr RingSizes kLargeRing{8 << 20, 0, 1 << 20};
+/// Used many times over by a small model; grows to its largest tensor.
+constexpr RingSizes kSmallRing{64 << 10, 32 << 10, 16 << 10};
+
 struct JobOptions {
   int ranks = 4;
   int instance_size = 0;              ///< 0: all recipients are one engine
   std::vector<std::string> host_ids;  ///< of each rank; empty: all on this host
   std::string collective = "auto";
+  RingSizes sizes = kLargeRing;
   std::function<void(ParameterServerOptions&)> adjust;
 };
 
@@ -99,6 +109,18 @@ class Job {
   std::string name_;
   std::unique_ptr<Hub> hub_;  // outlives the servers
   std::vector<std::unique_ptr<ParameterServer>> servers_;
+};
+
+/// The rings of a job of four ranks: one for a host ("auto") or, as on GPUs, one for every rank
+/// ("peer").
+struct Rings {
+  const char* name;
+  const char* collective;
+  RingSizes sizes;
+  std::vector<std::string> host_ids = {};  ///< of four ranks
+
+  bool small() const { return sizes.ring == kSmallRing.ring; }
+  friend void PrintTo(const Rings& rings, std::ostream* out) { *out << rings.name; }
 };
 
 }  // namespace ckpt::testing

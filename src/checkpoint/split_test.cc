@@ -145,6 +145,50 @@ TEST(SplitByBytes, EveryRunOfLayersUsesAllRanks) {
   }
 }
 
+TEST(SplitByBytes, PublishedModels) {
+  for (const std::string_view name : model_names()) {
+    const auto tensors = *model_tensors(name);
+    for (const int world : {4, 8, 13, 64, 256}) {
+      SCOPED_TRACE(concat(name, " over ", world));
+      const Shares shares = split_by_bytes(tensors, world);
+      expect_each_once_in_plan_order(tensors, shares);
+      EXPECT_LE(largest_over_bound(tensors, shares), 1.1);
+    }
+  }
+}
+
+// Groups of at most a tenth of a share stand in nobody's way.
+TEST(SplitByBytes, SmallGroupsAreEvenedOut) {
+  std::mt19937_64 random(3);
+  int tried = 0;
+  for (int round = 0; round < 600; ++round) {
+    const std::uint64_t most = 1ull << (1 + random() % 30);
+    const std::size_t count = random() % 3000, per_group = 1 + random() % 8;
+    std::vector<TensorInfo> tensors;
+    std::uint64_t total = 0;
+    std::map<std::uint64_t, std::uint64_t> groups;
+    for (std::size_t i = 0; i < count; ++i) {
+      // Most are small, as norms beside weights are.
+      const std::uint64_t size = random() % (1 + (most >> random() % 8));
+      tensors.push_back(
+          *make_tensor_info(concat("m.layers.", i / per_group, ".m", i % per_group, ".weight"),
+                            DType::kU8, {static_cast<std::int64_t>(size)}));
+      total += size;
+      groups[group_id(tensors.back().name)] += size;
+    }
+    const int world = 1 + static_cast<int>(random() % 60);
+    std::uint64_t largest = 0;
+    for (const auto& [group, bytes] : groups) largest = std::max(largest, bytes);
+    if (largest == 0 || largest * 10 * static_cast<std::uint64_t>(world) > total) continue;
+    ++tried;
+    const auto bytes = share_bytes(tensors, split_by_bytes(tensors, world));
+    const double mean = static_cast<double>(total) / world;
+    EXPECT_LE(static_cast<double>(*std::max_element(bytes.begin(), bytes.end())), 1.1 * mean)
+        << count << " tensors over " << world;
+  }
+  EXPECT_GT(tried, 100);
+}
+
 TEST(SplitByBytes, RandomSizes) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 200; ++round) {

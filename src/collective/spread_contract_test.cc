@@ -118,6 +118,24 @@ TEST_P(SpreadContract, DeliversTensorsOfAllSizesToAllTopologies) {
   }
 }
 
+TEST_P(SpreadContract, DeliversTensorsOfTensOfMebibytes) {
+  constexpr std::uint64_t kMiB = 1 << 20;
+  PlanOptions options;
+  options.ring_bytes = 24 * kMiB;
+  options.bucket_bytes = 4 * kMiB;
+  options.chunk_bytes = 2 * kMiB;
+  options.staging_chunks = 3;
+  const std::vector<std::vector<TestTensor>> held = {
+      {{name_in_group(0, 0), 23 * kMiB + 1}, {name_in_group(1, 0), 3 * kMiB + 255}},
+      {{name_in_group(2, 0), 200 << 10}, {name_in_group(3, 0), 2 * kMiB}},
+      {{name_in_group(4, 0), 4 * kMiB}, {name_in_group(5, 0), 1}}};
+  // Over UCX, what is smaller than 256 KiB arrives unannounced, the rest by rendezvous.
+  for (const std::uint64_t chunk : {std::uint64_t{100} << 10, kMiB}) {
+    options.cross_chunk_bytes = chunk;
+    expect_delivered(job_of(3, 1, held, options));
+  }
+}
+
 TEST_P(SpreadContract, DeliversFromAnySingleOwner) {
   for (int owner = 0; owner < 6; ++owner) {
     std::vector<std::vector<TestTensor>> held(6);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <set>
@@ -11,6 +12,7 @@
 #include "collective/testing/guarded_buffer.h"
 #include "collective/testing/must.h"
 #include "collective/testing/pass_lanes.h"
+#include "transport/testing/hex.h"
 
 namespace ckpt::testing {
 namespace {
@@ -35,7 +37,7 @@ struct SpreadJob::Pass {
   std::map<int, std::unique_ptr<GuardedBuffer>> shared_rings;  // by host
   std::map<int, Memory> memories;                              // by recipient, as all below
   std::map<int, std::unique_ptr<MemoryRegion>> regions;
-  std::map<int, std::vector<std::byte>> descriptors;
+  std::map<int, Published> published;  // by rank
   std::map<int, std::vector<std::unique_ptr<Peer>>> peers;
   std::map<int, std::unique_ptr<RankPass>> ranks;
   std::map<int, Spreads> spreads;
@@ -76,18 +78,22 @@ std::string PassOutcome::text() const {
   return text;
 }
 
-SpreadJob::SpreadJob(const SpreadBackend& backend, Topology topology)
+SpreadJob::SpreadJob(const SpreadBackend& backend, Topology topology,
+                     std::optional<OwnProcess> own_process)
     : backend_(backend),
       topology_([&] {
         topology.options.sharing = backend.sharing;
         return std::move(topology);
       }()),
+      own_process_(std::move(own_process)),
       plan_(must(topology_.plan())),
       owners_(topology_.ranks.size()) {
+  if (own_process_) passes_ = own_process_->passes_before;
   make_contents();
   for (int rank = 0; rank < static_cast<int>(owners_.size()); ++rank) {
     schedules_.push_back(make_schedule(plan_, topology_.ranks, rank));
     if (topology_.ranks[static_cast<std::size_t>(rank)].recipient) recipients_.push_back(rank);
+    if (!is_here(rank)) continue;
     make_pool(rank);
     join_network(rank);
   }
@@ -101,7 +107,10 @@ void SpreadJob::make_contents() {
   std::mt19937_64 random(plan_.fingerprint());
   for (const CatalogTensor& tensor : topology_.catalog.tensors()) {
     std::vector<std::byte>& bytes = contents_.emplace_back(tensor.info->bytes);
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+      const std::uint64_t word = random();
+      std::memcpy(&bytes[at], &word, std::min(sizeof(word), bytes.size() - at));
+    }
   }
 }
 
@@ -164,23 +173,71 @@ std::uint64_t SpreadJob::bytes_to_receive(int rank) const {
   return bytes;
 }
 
+std::vector<int> SpreadJob::recipients_here() const {
+  std::vector<int> here;
+  std::copy_if(recipients_.begin(), recipients_.end(), std::back_inserter(here),
+               [this](int rank) { return is_here(rank); });
+  return here;
+}
+
+std::string SpreadJob::Published::encode() const {
+  std::string text = concat(to_hex(pool), ' ', to_hex(ring), ' ', ring_region, ' ', ring_bytes);
+  for (const RemoteMemory::Piece& piece : pool_pieces)
+    text += concat(' ', piece.offset, ' ', piece.bytes, ' ', piece.region);
+  return text;
+}
+
+SpreadJob::Published SpreadJob::Published::decode(const std::string& text) {
+  const std::vector<std::string> words = split(text, ' ');
+  const auto number = [&](std::size_t i) { return std::uint64_t{std::stoull(words.at(i))}; };
+  Published decoded{from_hex(words.at(0)), from_hex(words.at(1)), {}, number(2), number(3)};
+  for (std::size_t i = 4; i + 2 < words.size(); i += 3)
+    decoded.pool_pieces.push_back({number(i), number(i + 1), number(i + 2)});
+  return decoded;
+}
+
+Status SpreadJob::publish(Pass& pass) {
+  for (int rank = 0; rank < static_cast<int>(owners_.size()); ++rank) {
+    if (!is_here(rank)) continue;
+    Published& mine = pass.published[rank];
+    mine.pool = owner(rank).descriptor;
+    mine.pool_pieces = owner(rank).pieces;
+    const auto region = pass.regions.find(rank);
+    if (region == pass.regions.end()) continue;
+    CKPT_ASSIGN_OR_RETURN(mine.ring, owner(rank).transport->descriptor());
+    mine.ring_region = region->second->id();
+    mine.ring_bytes = region->second->bytes();
+  }
+  if (!own_process_) return Status();
+  const std::string mine = pass.published.at(own_process_->rank).encode();
+  for (const auto& [rank, text] : own_process_->meet(mine))
+    pass.published[rank] = Published::decode(text);
+  return Status();
+}
+
+void SpreadJob::meet_others() {
+  if (own_process_) own_process_->meet("");
+}
+
 Status SpreadJob::prepare(Pass& pass) {
+  const std::vector<int> here = recipients_here();
   std::map<int, std::vector<int>> locals;
-  for (const int rank : recipients_) locals[host_of(rank)].push_back(rank);
+  for (const int rank : here) locals[host_of(rank)].push_back(rank);
   for (const auto& [host, local] : locals) {
     HostProgressLayout layout(local, links_of(schedule(local.front())));
     CKPT_ASSIGN_OR_RETURN(Progress progress, Progress::create_private(layout.slots()));
     pass.boards.emplace(host, HostBoard{std::move(layout), std::move(progress)});
   }
-  for (const int rank : recipients_) CKPT_RETURN_IF_ERROR(allocate(pass, rank));
-  // As behind a barrier: everybody hears signals before anybody's first chunk is done.
-  for (const int rank : recipients_) {
+  for (const int rank : here) CKPT_RETURN_IF_ERROR(allocate(pass, rank));
+  CKPT_RETURN_IF_ERROR(publish(pass));
+  for (const int rank : here) {
     auto& made = pass.ranks[rank];
     made = make_rank(pass, rank);
     if (made->transport != nullptr) CKPT_RETURN_IF_ERROR(connect(pass, *made));
     CKPT_ASSIGN_OR_RETURN(pass.spreads[rank], backend_.make_spreads(*made));
     pass.aborts[rank];
   }
+  meet_others();  // everybody hears signals before anybody's first chunk is done
   return Status();
 }
 
@@ -200,7 +257,6 @@ Status SpreadJob::allocate(Pass& pass, int rank) {
   const GuardedBuffer& read = memory.receive_staging ? *memory.receive_staging : *memory.ring;
   CKPT_ASSIGN_OR_RETURN(pass.regions[rank],
                         owner.transport->register_memory(read.data(), read.bytes()));
-  CKPT_ASSIGN_OR_RETURN(pass.descriptors[rank], owner.transport->descriptor());
   return Status();
 }
 
@@ -264,15 +320,16 @@ Status SpreadJob::connect(Pass& pass, RankPass& rank) {
     return pass.peers[rank.rank].emplace_back(std::move(peer)).get();
   };
   for (const int other : pools) {
-    const Owner& owner = this->owner(other);
+    const Published& published = pass.published[other];
     RemoteMemory& memory = rank.pools[other];
-    CKPT_ASSIGN_OR_RETURN(memory.peer, open(other, owner.descriptor));
-    memory.pieces = owner.pieces;
+    CKPT_ASSIGN_OR_RETURN(memory.peer, open(other, published.pool));
+    memory.pieces = published.pool_pieces;
   }
   for (const int other : rings) {
     RemoteMemory& memory = rank.rings[other];
-    CKPT_ASSIGN_OR_RETURN(memory.peer, open(other, pass.descriptors[other]));
-    memory.pieces = {{0, pass.regions[other]->bytes(), pass.regions[other]->id()}};
+    const Published& published = pass.published[other];
+    CKPT_ASSIGN_OR_RETURN(memory.peer, open(other, published.ring));
+    memory.pieces = {{0, published.ring_bytes, published.ring_region}};
     memory.slot_bytes = plan_.options.cross_chunk_bytes;
     memory.slots = schedule(other).receive_slots;
   }
@@ -286,6 +343,7 @@ PassOutcome SpreadJob::run(const PassOptions& options) {
   outcome.cause = prepare(pass);
   if (!outcome.cause.is_ok()) return outcome;
   run_lanes(pass, options, outcome);
+  meet_others();  // nobody reads here any more
   outcome.stray_write = pass.watch(options.watch);
   return outcome;
 }

@@ -1,13 +1,15 @@
-// A job whose updates have no workers: ranks as threads of this process, each with a pool of random
-// bytes, its lanes of filling and spreading as in an update, and in the place of its worker a
-// reader that compares every byte with its source.
+// A job whose updates have no workers: ranks as threads of this process (or, see OwnProcess, each
+// in one of its own), each with a pool of random bytes, its lanes of filling and spreading as in an
+// update, and in the place of its worker a reader that compares every byte with its source.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,10 +56,19 @@ struct PassOutcome {
   std::string text() const;
 };
 
+/// A job of which one rank is here, alone on its host; the others make the same job elsewhere.
+struct OwnProcess {
+  int rank;
+  /// Returns when all ranks that live have called it, with what each of them gave, by rank.
+  std::function<std::map<int, std::string>(const std::string& mine)> meet;
+  std::uint32_t passes_before = 0;  ///< that the job has had when this process begins
+};
+
 class SpreadJob {
  public:
   /// Makes plan, pools, transports. `topology` is taken as it is, but for the sharing of rings.
-  SpreadJob(const SpreadBackend& backend, Topology topology);
+  SpreadJob(const SpreadBackend& backend, Topology topology,
+            std::optional<OwnProcess> own_process = {});
   ~SpreadJob();
   SpreadJob(const SpreadJob&) = delete;
   SpreadJob& operator=(const SpreadJob&) = delete;
@@ -93,6 +104,21 @@ class SpreadJob {
     std::vector<std::byte> descriptor;
   };
 
+  /// What a rank tells those who read from it in a pass.
+  struct Published {
+    std::vector<std::byte> pool, ring;  ///< descriptors
+    std::vector<RemoteMemory::Piece> pool_pieces;
+    std::uint64_t ring_region = 0, ring_bytes = 0;
+
+    std::string encode() const;
+    static Published decode(const std::string& text);
+  };
+
+  bool is_here(int rank) const { return !own_process_ || own_process_->rank == rank; }
+  std::vector<int> recipients_here() const;
+  Status publish(Pass& pass);
+  /// A barrier with those elsewhere.
+  void meet_others();
   void make_contents();
   void make_pool(int rank);
   void join_network(int rank);
@@ -107,6 +133,7 @@ class SpreadJob {
 
   const SpreadBackend backend_;
   const Topology topology_;
+  const std::optional<OwnProcess> own_process_;
   FakeNetwork network_;
   Plan plan_;
   std::vector<Schedule> schedules_;  // by rank

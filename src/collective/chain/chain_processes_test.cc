@@ -1,0 +1,123 @@
+// The chain over UCX between processes: every byte arrives, in pieces that come unannounced and in
+// pieces by rendezvous; a rank that is killed or stopped in the middle of a pass is named by the
+// others, and nothing is written into their memory afterwards.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "base/strings.h"
+#include "collective/testing/spread_processes.h"
+
+namespace ckpt {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::SpreadBackend;
+using testing::SpreadProcesses;
+using testing::TestTensor;
+using testing::Topology;
+
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr int kHosts = 4;
+/// Of a pass that nothing disturbs; not a wait.
+constexpr double kPatience = 60;
+
+SpreadBackend over_ucx() {
+  const auto backends = testing::spread_backends();
+  return *std::find_if(backends.begin(), backends.end(),
+                       [](const SpreadBackend& backend) { return backend.name == "chain_ucx"; });
+}
+
+/// Four hosts of one rank, each with tensors of a MiB and more, through rings of four.
+Topology job_of(std::uint64_t chunk_bytes) {
+  std::vector<std::vector<TestTensor>> held(kHosts);
+  for (int rank = 0; rank < kHosts; ++rank) {
+    for (int i = 0; i < 5; ++i) {
+      held[static_cast<std::size_t>(rank)].push_back(
+          {testing::name_in_group(rank * 100 + i, 0),
+           kMiB + 1000 * static_cast<std::uint64_t>(i) + 13});
+    }
+  }
+  PlanOptions options;
+  options.ring_bytes = 4 * kMiB;
+  options.bucket_bytes = 2 * kMiB;
+  options.chunk_bytes = kMiB;
+  options.cross_chunk_bytes = chunk_bytes;
+  options.staging_chunks = 3;
+  options.sharing = RingSharing::kPerHost;
+  return {make_catalog(held), testing::make_ranks(kHosts, 1), options,
+          concat("chunks of ", chunk_bytes)};
+}
+
+/// A rank that takes chunks out of the ring of another host and gives them to a third one.
+int middle_of_a_chain(const Topology& job) {
+  const Plan plan = job.plan().value();
+  for (int rank = 0; rank < kHosts; ++rank) {
+    for (const IncomingChunk& incoming : make_schedule(plan, job.ranks, rank).receive) {
+      if (!incoming.from_pool && incoming.next_stop >= 0) return rank;
+    }
+  }
+  ADD_FAILURE() << "no chain is long enough";
+  return 0;
+}
+
+/// Unannounced where it is at most 256 KiB, else by rendezvous.
+class ChainProcesses : public ::testing::TestWithParam<std::uint64_t> {
+ protected:
+  void expect_delivered() {
+    for (const auto& [rank, outcome] : processes_.run(kPatience)) {
+      EXPECT_TRUE(outcome.ok) << "rank " << rank << " " << outcome.text;
+      EXPECT_FALSE(outcome.stray_write) << "rank " << rank << " " << outcome.text;
+    }
+  }
+  /// Of the victim of `signal`, in a pass of `seconds`.
+  void expect_named(int signal, double seconds) {
+    int named = 0, lost = 0;
+    for (const auto& [rank, outcome] : processes_.run(seconds, {victim_, signal})) {
+      EXPECT_FALSE(outcome.stray_write) << "rank " << rank << " " << outcome.text;
+      if (rank == victim_) continue;
+      EXPECT_FALSE(outcome.ok) << "rank " << rank;
+      for (const Status& status : outcome.failures) {
+        EXPECT_THAT(status.code(), AnyOf(StatusCode::kPeerLost, StatusCode::kDeadlineExceeded))
+            << outcome.text;
+        EXPECT_THAT(status.message(), HasSubstr("rank ")) << outcome.text;
+        if (status.message().find(concat("rank ", victim_)) == std::string::npos) continue;
+        ++named;
+        lost += status.code() == StatusCode::kPeerLost;
+      }
+    }
+    EXPECT_GT(named, 0);
+    if (signal == SIGKILL) {
+      EXPECT_GT(lost, 0) << "nobody has seen the connection end";
+    }
+  }
+
+  const Topology job_ = job_of(GetParam());
+  const int victim_ = middle_of_a_chain(job_);
+  SpreadProcesses processes_{over_ucx(), job_};
+};
+INSTANTIATE_TEST_SUITE_P(, ChainProcesses, ::testing::Values(100 << 10, 512 << 10),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(ChainProcesses, DeliverPassAfterPass) {
+  for (int pass = 0; pass < 3; ++pass) expect_delivered();
+}
+
+TEST_P(ChainProcesses, AKilledRankIsNamedAndANewOneTakesItsPlace) {
+  expect_delivered();
+  expect_named(SIGKILL, 3);
+  processes_.restart(victim_);
+  expect_delivered();
+}
+
+TEST_P(ChainProcesses, AStoppedRankIsNamedAndWritesNothingWhenItGoesOn) {
+  expect_delivered();
+  expect_named(SIGSTOP, 3);
+  expect_delivered();
+}
+
+}  // namespace
+}  // namespace ckpt

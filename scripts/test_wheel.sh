@@ -16,6 +16,8 @@ fi
 venv=$scratch/venv/bin
 # What the package is built with is in the same environment, so that nothing is fetched twice.
 mapfile -t needed < <(grep -vE '^#|^gt-' scripts/requirements-test.txt)
+# The versions are those of one Python; another has its own newest ones.
+[ $# = 0 ] || needed=("${needed[@]%%==*}")
 "$venv/pip" install -q --disable-pip-version-check scikit-build-core "${needed[@]}"
 "$venv/pip" install -q --disable-pip-version-check --no-build-isolation .
 # Elsewhere than in the tree, so that nothing but the installed package is found.

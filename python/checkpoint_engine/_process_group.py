@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 from . import _core
-from .errors import InvalidArgumentError
+from ._log import logger
+from .errors import DeadlineExceededError, InvalidArgumentError
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 # Under which the ranks learn of the hub in a store.
@@ -44,7 +45,10 @@ class DefaultGroup:
     def leave(self) -> None:
         self._seat.leave()
         if self._meeting is not None:
-            self._meeting.close(self._timeout)
+            try:
+                self._meeting.close(self._timeout)
+            except DeadlineExceededError as error:
+                logger.warning("the process group ends for ranks that have not left it: %s", error)
 
     def new_group(self, ranks: Sequence[int] | None) -> Group:
         """All ranks make the same groups in the same order, so that they agree on their numbers."""

@@ -38,10 +38,10 @@ class FileStore:
         raise TimeoutError(key)
 
 
-def rank_main(path, queue, body, rank, count, folder, timeout):
+def rank_main(path, queue, body, rank, count, folder):
     sys.path[:0] = path
     try:
-        distributed.init_process_group(rank, count, FileStore(folder), timeout=timedelta(seconds=timeout))
+        distributed.init_process_group(rank, count, FileStore(folder), timeout=timedelta(seconds=60))
         result = body(rank, count)
         if distributed.is_initialized():
             distributed.destroy_process_group()
@@ -50,12 +50,12 @@ def rank_main(path, queue, body, rank, count, folder, timeout):
         queue.put((rank, traceback.format_exc()))
 
 
-def on_ranks(body, count, folder, timeout=60):
+def on_ranks(body, count, folder):
     """What `body(rank, count)` returned on each rank, a process of its own; a text for one that raised."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     ranks = [
-        context.Process(target=rank_main, args=(sys.path, queue, body, rank, count, str(folder), timeout))
+        context.Process(target=rank_main, args=(sys.path, queue, body, rank, count, str(folder)))
         for rank in range(count)
     ]
     for rank in ranks:
@@ -138,19 +138,20 @@ def test_a_rank_that_is_gone_is_named(tmp_path):
 
 
 def late(rank, count):
-    if rank == 1:
-        time.sleep(2)
-        return "late"
-    try:
-        distributed.barrier()
-    except checkpoint_engine.DeadlineExceededError as error:
-        return "rank 1" in str(error)
-    return None
+    outcome = "late"
+    if rank == 0:
+        group = distributed._group()
+        patience, group._timeout = group._timeout, 0.2
+        with pytest.raises(checkpoint_engine.DeadlineExceededError, match="rank 1") as raised:
+            distributed.barrier()
+        outcome, group._timeout = str(raised.value), patience
+    distributed.all_gather_object([], None)  # rank 1 has stayed until then
+    return outcome
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path):
-    found = on_ranks(late, 2, tmp_path, timeout=1)
-    assert found[0] is True, found
+    found = on_ranks(late, 2, tmp_path)
+    assert "rank 1" in found[0] and found[1] == "late"
 
 
 @pytest.fixture

@@ -211,11 +211,11 @@ Status Pass::start_lanes() {
     } else {
       target.ring = buffers.ring();
     }
-    CKPT_ASSIGN_OR_RETURN(
-        cross_, ChainSpread::create(ChainContext{*setup_.transport, *setup_.signals, plan, schedule,
-                                                 buffers.progress(), buffers.layout(), *space_,
-                                                 setup_.epoch, number_, setup_.rank, target,
-                                                 peers_->take_pools(), peers_->take_rings()}));
+    CKPT_ASSIGN_OR_RETURN(cross_,
+                          ChainSpread::create(ChainContext{
+                              peers_->transport(*setup_.transport), *setup_.signals, plan, schedule,
+                              buffers.progress(), buffers.layout(), *space_, setup_.epoch, number_,
+                              setup_.rank, target, peers_->take_pools(), peers_->take_rings()}));
   }
   CKPT_RETURN_IF_ERROR(make_local_lanes());
   // Everybody can hear signals and has opened everything before anybody's first chunk is done.

@@ -8,6 +8,27 @@
 #include "parameter_server/foreign_owners.h"
 
 namespace ckpt {
+namespace {
+
+/// The owners of another job that hold copies of what `read` hold, and those among `read` of which
+/// there is such a copy. Empty: nobody could stand in for anybody.
+std::set<int> foreign_copies(const Catalog& catalog, int world_size, const std::set<int>& read) {
+  std::set<int> copies;
+  for (const CatalogTensor& tensor : catalog.tensors()) {
+    if (tensor.replica_count < 2) continue;
+    const auto replicas = catalog.replicas(tensor);
+    const bool wanted = std::ranges::any_of(replicas, [&](const Replica& replica) {
+      return replica.rank >= world_size && read.contains(replica.rank);
+    });
+    if (!wanted) continue;
+    for (const Replica& replica : replicas) {
+      if (replica.rank >= world_size) copies.insert(replica.rank);
+    }
+  }
+  return copies;
+}
+
+}  // namespace
 
 Result<Peer*> PeerMemories::connect_to(const PassSetup& setup, std::string label,
                                        std::span<const std::byte> descriptor) {
@@ -69,6 +90,15 @@ Status PeerMemories::follow_owners(const PassSetup& setup, std::vector<Door> doo
   return Status();
 }
 
+void PeerMemories::read_replicas(const PassSetup& setup, const Catalog& catalog) {
+  std::map<int, RemoteMemory> foreign;
+  for (const auto& [rank, pool] : pools_) {
+    // Who is being filled itself may not have what is wanted.
+    if (rank >= setup.world_size && pool.filled == nullptr) foreign.emplace(rank, pool);
+  }
+  replicas_ = std::make_unique<ReplicaReads>(*setup.transport, catalog, std::move(foreign));
+}
+
 Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedPlan& plan,
                                            const std::vector<int>& recipients,
                                            const std::vector<PassReady>& ready) {
@@ -80,6 +110,8 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
   PeerMemories memories;
   if (pool_ranks.empty() && ring_ranks.empty()) return memories;
   if (setup.transport == nullptr) return no_transport(setup.rank);
+  const std::set<int> copies = foreign_copies(*plan.catalog, setup.world_size, pool_ranks);
+  pool_ranks.insert(copies.begin(), copies.end());
   std::vector<Door> doors;
   std::vector<int> foreign_ranks;  // one for each door
   for (const int rank : pool_ranks) {
@@ -92,11 +124,18 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
         memories.connect_ring(setup, rank, ready[static_cast<std::size_t>(at)], plan.plan.options));
   }
   if (doors.empty()) return memories;
-  memories.leases_ = std::make_unique<LeaseKeeper>(*setup.transport, [&setup](const Status& lost) {
-    if (!setup.abort->raised()) setup.control.abort(setup.epoch, lost.on_rank(setup.rank));
-  });
-  CKPT_RETURN_IF_ERROR(memories.leases_->take(doors, setup.deadline, setup.abort.get()));
-  CKPT_RETURN_IF_ERROR(memories.follow_owners(setup, std::move(doors), foreign_ranks));
+  CKPT_RETURN_IF_ERROR(memories.follow_owners(setup, doors, foreign_ranks));
+  std::map<const Peer*, int> rank_of;
+  for (std::size_t i = 0; i < doors.size(); ++i) rank_of[doors[i].peer] = foreign_ranks[i];
+  if (!copies.empty()) memories.read_replicas(setup, *plan.catalog);
+  memories.leases_ = std::make_unique<LeaseKeeper>(
+      *setup.transport, [&setup, rank_of = std::move(rank_of), replicas = memories.replicas_.get()](
+                            const Door& door, const Status& lost) {
+        if (setup.abort->raised()) return;
+        if (replicas != nullptr && replicas->lose(rank_of.at(door.peer), lost)) return;
+        setup.control.abort(setup.epoch, lost.on_rank(setup.rank));
+      });
+  CKPT_RETURN_IF_ERROR(memories.leases_->take(std::move(doors), setup.deadline, setup.abort.get()));
   return memories;
 }
 

@@ -12,6 +12,7 @@
 #include "parameter_server/owner_fill.h"
 #include "parameter_server/pass_setup.h"
 #include "parameter_server/planned_pass.h"
+#include "parameter_server/replica_reads.h"
 #include "transport/lease.h"
 
 namespace ckpt {
@@ -29,11 +30,14 @@ class PeerMemories {
   /// By rank; for the chain.
   std::map<int, RemoteMemory> take_pools() { return std::move(pools_); }
   std::map<int, RemoteMemory> take_rings() { return std::move(rings_); }
+  /// What they are to be read with; `own` where no other will do.
+  Transport& transport(Transport& own) const { return replicas_ ? *replicas_ : own; }
 
  private:
   Result<Peer*> connect_to(const PassSetup& setup, std::string label,
                            std::span<const std::byte> descriptor);
   Status connect_pool(const PassSetup& setup, int rank, std::vector<Door>& doors);
+  void read_replicas(const PassSetup& setup, const Catalog& catalog);
   Status follow_owners(const PassSetup& setup, std::vector<Door> doors,
                        const std::vector<int>& ranks);
   Status connect_ring(const PassSetup& setup, int rank, const PassReady& ready,
@@ -41,8 +45,9 @@ class PeerMemories {
 
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, RemoteMemory> pools_, rings_;
-  std::unique_ptr<OwnerFill> fill_;      // ends before the peers
-  std::unique_ptr<LeaseKeeper> leases_;  // the same
+  std::unique_ptr<ReplicaReads> replicas_;  // where pools of another job have copies
+  std::unique_ptr<OwnerFill> fill_;         // ends before the peers
+  std::unique_ptr<LeaseKeeper> leases_;     // the same
 };
 
 }  // namespace ckpt

@@ -161,23 +161,29 @@ void LeaseKeeper::tell_all(LeaseSignal::Kind kind) {
   }
 }
 
-void LeaseKeeper::renew(const std::vector<Door>& doors) {
+void LeaseKeeper::renew(std::vector<Door> doors) {
   // The owners' hub is not ours: that their doors are shown is how we hear that they live. The
   // answer may stand behind much data; the lease is renewed meanwhile.
   std::optional<Knock> asked;
-  while (true) {
+  while (!doors.empty()) {
     const auto stopped = wait_readable(stop_.fd(), Deadline::after(kLeaseTime / 4));
     if (!stopped || *stopped) return;
     tell_all(LeaseSignal::Kind::kTake);
     if (!asked) asked.emplace(transport_, doors, Deadline::after(silence_));
     if (!asked->answered()) continue;
-    for (const Status& status : asked->outcomes(&stop_)) {
-      // A closed door is no loss: what its owner has lent it keeps for those inside.
-      if (status.is_ok() || status.code() == StatusCode::kNotFound) continue;
-      if (!stop_.raised() && on_lost_) on_lost_(status);
-      return;
-    }
+    const std::vector<Status> outcomes = asked->outcomes(&stop_);
     asked.reset();
+    if (stop_.raised()) return;
+    std::vector<Door> left;
+    for (std::size_t i = 0; i < doors.size(); ++i) {
+      // A closed door is no loss: what its owner has lent it keeps for those inside.
+      if (outcomes[i].is_ok() || outcomes[i].code() == StatusCode::kNotFound) {
+        left.push_back(doors[i]);
+      } else if (on_lost_) {
+        on_lost_(doors[i], outcomes[i]);
+      }
+    }
+    doors = std::move(left);
   }
 }
 

@@ -98,8 +98,10 @@ std::vector<Status> knock(Transport& transport, std::span<const Door> doors, Dea
 /// Transport and peers outlive it. Methods from one thread.
 class LeaseKeeper {
  public:
-  /// `on_lost` is told once, on the keeper's thread, when an owner does not show its door any more.
-  explicit LeaseKeeper(Transport& transport, std::function<void(const Status&)> on_lost = {},
+  using OnLost = std::function<void(const Door&, const Status&)>;
+  /// `on_lost` is told once of each owner that does not show its door any more, on the keeper's
+  /// thread. The others go on to be asked.
+  explicit LeaseKeeper(Transport& transport, OnLost on_lost = {},
                        std::chrono::milliseconds silence = kOwnerSilence)
       : transport_(transport), on_lost_(std::move(on_lost)), silence_(silence) {}
   /// Ends the leases.
@@ -116,10 +118,10 @@ class LeaseKeeper {
     std::uint64_t lease;
   };
   void tell_all(LeaseSignal::Kind kind);
-  void renew(const std::vector<Door>& doors);
+  void renew(std::vector<Door> doors);
 
   Transport& transport_;
-  const std::function<void(const Status&)> on_lost_;
+  const OnLost on_lost_;
   const std::chrono::milliseconds silence_;
   std::vector<Held> held_;
   AbortSignal stop_;

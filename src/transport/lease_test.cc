@@ -95,7 +95,7 @@ TEST_F(Lease, IsHeldUntilItsKeeperEnds) {
 
 TEST_F(Lease, AClosedDoorIsNoLossForThoseInside) {
   std::atomic<int> losses{0};
-  LeaseKeeper keeper(*reader_, [&](const Status&) { ++losses; });
+  LeaseKeeper keeper(*reader_, [&](const Door&, const Status&) { ++losses; });
   ASSERT_TRUE(keeper.take({door(42)}, soon()).is_ok());
   door_->close(soon());
   const std::uint64_t heard = owner_->statistics().signals_received;
@@ -112,7 +112,7 @@ TEST_F(Lease, AnOwnerThatFallsSilentIsReported) {
   std::string loss;
   LeaseKeeper keeper(
       *reader_,
-      [&](const Status& status) {
+      [&](const Door&, const Status& status) {
         const std::lock_guard lock(mutex);
         loss = status.message();
         heard.notify_all();

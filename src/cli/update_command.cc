@@ -23,6 +23,10 @@ namespace {
 
 /// A worker that is loading hears that its rank is lost when it asks for more.
 constexpr double kRescueSeconds = 60;
+/// For the hub to see that the connections of killed ranks are closed.
+constexpr double kHubSeconds = 5;
+/// Exit codes above are a signal's number and this.
+constexpr int kSignalled = 128;
 
 /// Options behind those of the command line win over them.
 std::vector<std::string> rank_arguments(const UpdateCommand& command,
@@ -83,6 +87,10 @@ int launch(const UpdateCommand& command, const std::string& secret,
   options.environment = {concat("MASTER_ADDR=", address.host),
                          concat("MASTER_PORT=", address.port - 1)};
   const auto code = launch_ranks(options, signals);
+  // A killed rank may be gone for us before it is for the hub, which only then begins the rescue.
+  if (code && *code > kSignalled) {
+    static_cast<void>((*hub)->wait_until_empty(Deadline::after_seconds(kHubSeconds)));
+  }
   static_cast<void>(wait_for_closers("", Deadline::after_seconds(kRescueSeconds)));
   return code ? *code : fail(code.status());
 }

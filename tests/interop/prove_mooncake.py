@@ -1,6 +1,6 @@
 """Mooncake's transfer engine over TCP, between processes: P2PStore, a ParameterServer that reads by it, and the field's P2PStore.
 
-usage: prove_mooncake.py --ours FOLDER --field FOLDER --mooncake FOLDER    folders to put before the path, by whose package it is
+usage: prove_mooncake.py --ours FOLDER [--field FOLDER] --mooncake FOLDER    folders to put before the path, by whose package it is
 """
 import argparse
 import ctypes
@@ -223,12 +223,13 @@ def main():
         return {"store": store, "field-store": store, "owner": owner, "target": target}[role](arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for whose in ("ours", "field", "mooncake"):
-        parser.add_argument(f"--{whose}", required=True)
+        parser.add_argument(f"--{whose}", required=whose != "field")
     folders = vars(parser.parse_args())
     import tempfile
 
     prove_store(folders, "store")
-    prove_store(folders, "field-store")
+    if folders["field"]:
+        prove_store(folders, "field-store")
     with tempfile.TemporaryDirectory() as folder:
         for same_host in (True, False):
             prove_server(folders, pathlib.Path(folder), same_host)

@@ -24,6 +24,8 @@ constexpr std::uint64_t kMiB = 1 << 20;
 constexpr int kHosts = 4;
 /// Of a pass that nothing disturbs; not a wait.
 constexpr double kPatience = 60;
+/// Of one that a fault holds up: enough for sanitizers on a busy machine to come to the fault.
+constexpr double kFaultSeconds = 8;
 
 SpreadBackend over_ucx() {
   const auto backends = testing::spread_backends();
@@ -73,10 +75,12 @@ class ChainProcesses : public ::testing::TestWithParam<std::uint64_t> {
       EXPECT_FALSE(outcome.stray_write) << "rank " << rank << " " << outcome.text;
     }
   }
-  /// Of the victim of `signal`, in a pass of `seconds`.
-  void expect_named(int signal, double seconds) {
-    int named = 0, lost = 0;
-    for (const auto& [rank, outcome] : processes_.run(seconds, {victim_, signal})) {
+  /// Of the victim of `signal`, Who reads it when a killed one ends sees
+  /// its connection end, who waits for its signals has the deadline: in a job, the hub tells them
+  /// all.
+  void expect_named(int signal) {
+    int named = 0;
+    for (const auto& [rank, outcome] : processes_.run(kFaultSeconds, {victim_, signal})) {
       EXPECT_FALSE(outcome.stray_write) << "rank " << rank << " " << outcome.text;
       if (rank == victim_) continue;
       EXPECT_FALSE(outcome.ok) << "rank " << rank;
@@ -84,15 +88,10 @@ class ChainProcesses : public ::testing::TestWithParam<std::uint64_t> {
         EXPECT_THAT(status.code(), AnyOf(StatusCode::kPeerLost, StatusCode::kDeadlineExceeded))
             << outcome.text;
         EXPECT_THAT(status.message(), HasSubstr("rank ")) << outcome.text;
-        if (status.message().find(concat("rank ", victim_)) == std::string::npos) continue;
-        ++named;
-        lost += status.code() == StatusCode::kPeerLost;
+        named += status.message().find(concat("rank ", victim_)) != std::string::npos;
       }
     }
     EXPECT_GT(named, 0);
-    if (signal == SIGKILL) {
-      EXPECT_GT(lost, 0) << "nobody has seen the connection end";
-    }
   }
 
   const Topology job_ = job_of(GetParam());
@@ -108,14 +107,14 @@ TEST_P(ChainProcesses, DeliverPassAfterPass) {
 
 TEST_P(ChainProcesses, AKilledRankIsNamedAndANewOneTakesItsPlace) {
   expect_delivered();
-  expect_named(SIGKILL, 3);
+  expect_named(SIGKILL);
   processes_.restart(victim_);
   expect_delivered();
 }
 
 TEST_P(ChainProcesses, AStoppedRankIsNamedAndWritesNothingWhenItGoesOn) {
   expect_delivered();
-  expect_named(SIGSTOP, 3);
+  expect_named(SIGSTOP);
   expect_delivered();
 }
 

@@ -67,17 +67,23 @@ class UpdateFailure : public ::testing::TestWithParam<Rings> {
 /// With buckets behind the one that is loaded, and places in the ring that were used before.
 class UpdateFailureInMidRing : public UpdateFailure {};
 
-const Rings kSmallRings[] = {{"OneSmallRing", "auto", kSmallRing},
-                             {"SmallOwnRings", "peer", kSmallRing},
-                             {"SmallRingsOfHosts", "auto", kSmallRing, {"a", "a", "b", "b"}},
-                             {"SmallOwnRingsOfHosts", "peer", kSmallRing, {"a", "a", "b", "b"}}};
-const Rings kLargeRings[] = {{"OneRing", "auto", kLargeRing}, {"OwnRings", "peer", kLargeRing}};
+const std::vector<std::string> kTwoHosts = {"a", "a", "b", "b"};
 
 std::string name_of(const ::testing::TestParamInfo<Rings>& rings) { return rings.param.name; }
 
-INSTANTIATE_TEST_SUITE_P(Large, UpdateFailure, ::testing::ValuesIn(kLargeRings), name_of);
-INSTANTIATE_TEST_SUITE_P(Small, UpdateFailure, ::testing::ValuesIn(kSmallRings), name_of);
-INSTANTIATE_TEST_SUITE_P(, UpdateFailureInMidRing, ::testing::ValuesIn(kSmallRings), name_of);
+INSTANTIATE_TEST_SUITE_P(, UpdateFailure,
+                         ::testing::Values(Rings{"OneRing", "auto", kLargeRing},
+                                           Rings{"OneSmallRing", "auto", kSmallRing},
+                                           Rings{"SmallOwnRingsOfHosts", "peer", kSmallRing,
+                                                 kTwoHosts}),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    , UpdateFailureInMidRing,
+    ::testing::Values(Rings{"OneSmallRing", "auto", kSmallRing},
+                      Rings{"SmallOwnRings", "peer", kSmallRing},
+                      Rings{"SmallRingsOfHosts", "auto", kSmallRing, kTwoHosts},
+                      Rings{"SmallOwnRingsOfHosts", "peer", kSmallRing, kTwoHosts}),
+    name_of);
 
 TEST_P(UpdateFailure, AWorkerRefusesATensor) {
   auto engines = two_engines();

@@ -45,7 +45,6 @@ class UpdateOverCollective : public ::testing::TestWithParam<Rings> {
 INSTANTIATE_TEST_SUITE_P(, UpdateOverCollective,
                          ::testing::Values(Rings{"OneRing", "auto", kLargeRing},
                                            Rings{"OneSmallRing", "auto", kSmallRing},
-                                           Rings{"OwnRings", "peer", kLargeRing},
                                            Rings{"SmallOwnRings", "peer", kSmallRing}),
                          [](const auto& parameter) { return parameter.param.name; });
 

@@ -11,6 +11,11 @@ say() { printf '\n== [%d s] %s\n' $((SECONDS - begin)) "$*"; }
 
 bash scripts/setup.sh
 
+say "format"
+git ls-files '*.h' '*.cc' | xargs clang-format-14 --dry-run -Werror
+mkdir -p build
+: >build/skipped.txt
+
 build() {
   say "build $1"
   mkdir -p build
@@ -18,33 +23,56 @@ build() {
   grep -E "cuda|CUDA" "build/configure-$1.log" || true
   cmake --build "build/$1" -- --quiet
 }
-# On a machine that others use too, a test that fails is run once more, and ctest says so.
 run() {
   say "test $1"
-  ctest --repeat until-pass:2 --test-dir "build/$1" --output-on-failure -j "$jobs" "${@:2}"
+  ctest --test-dir "build/$1" --output-on-failure -j "$jobs" "${@:2}"
+  # What a program skipped for itself, and what ctest calls skipped, each with its reason.
+  awk -v preset="$1" '
+    $2 == "Test:" { test = $3 }
+    /^\[ RUN / { name = $NF }
+    /: Skipped$/ { getline reason; print preset ": " test " " name ": " reason }
+    /^skipped: / { print preset ": " test ": " substr($0, 10) }' \
+    "build/$1/Testing/Temporary/LastTest.log" >>build/skipped.txt
+}
+python_tests() {
+  "$python" -m pytest -q -rs "$@" | tee build/pytest.log
+  grep '^SKIPPED' build/pytest.log >>build/skipped.txt || true
+}
+finish() {
+  if [ -s build/skipped.txt ]; then
+    say "skipped"
+    sort build/skipped.txt
+  fi
+  say "done"
 }
 
 build dev
-run dev
-[ "$quick" = quick ] && exit 0
+# On a machine that others use too, a test that fails is run once more, and ctest says so; not where sanitizers look for races.
+run dev --repeat until-pass:2
+if [ "$quick" = quick ]; then
+  finish
+  exit 0
+fi
 
 python=$(bash scripts/venv.sh)
 build release -DCKPT_BUILD_PYTHON=ON -DPython_EXECUTABLE="$python"
 say "the program, and a checkpoint that nobody here made"
-"$python" -m pytest -q tests/python/test_{p2p,program,real_checkpoint,service}.py
+python_tests tests/python/test_{p2p,program,real_checkpoint,service}.py
 say "the Python package, as pip installs it"
 bash scripts/test_wheel.sh
+say "benchmarks, once and small"
+"$python" scripts/bench_smoke.py
 
 for sanitizer in asan tsan; do
   build "$sanitizer"
   run "$sanitizer"
   if [ "$sanitizer" = asan ]; then
     say "the program as processes, under asan"
-    CHECKPOINT_ENGINE=$PWD/build/asan/bin/checkpoint-engine "$python" -m pytest -q tests/python/test_program.py -k "not memory"
+    CHECKPOINT_ENGINE=$PWD/build/asan/bin/checkpoint-engine python_tests tests/python/test_program.py -k "not memory"
   fi
 done
 
 build fuzz
 say "fuzz, a few seconds each"
 bash scripts/fuzz.sh 5
-say "done"
+finish

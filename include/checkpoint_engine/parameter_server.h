@@ -243,4 +243,4 @@ class ParameterServer {
 Result<std::map<std::string, std::string>> engine_instance(
     const std::vector<WorkerAddress>& all_ranks, int rank, int instance_size);
 
-}  // namespace gnu::visibility("default")]]ckpt
+}  // namespace ckpt

@@ -11,8 +11,8 @@
 #include "control/epoch_table.h"
 #include "control/key_value_store.h"
 #include "control/membership.h"
-#include "control/peer_lost.h"
 #include "control/messages.h"
+#include "control/peer_lost.h"
 
 namespace ckpt::control {
 

@@ -1,12 +1,12 @@
 #include "cli/update_inputs.h"
 
 #include "base/strings.h"
-#include "parameter_server/metas_json.h"
 #include "cli/rank_options.h"
 #include "cli/report_json.h"
 #include "cli/secret_file.h"
 #include "cli/text_file.h"
 #include "control/rendezvous.h"
+#include "parameter_server/metas_json.h"
 #include "parameter_server/server_settings.h"
 
 namespace ckpt {

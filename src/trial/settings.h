@@ -27,9 +27,10 @@ struct Settings {
   bool release_communicators = false;
   int updates = 5;
   int load_threads = 0;
-  std::string worker;  ///< a command that is a worker instead of our own (bench/compare/stock_worker.py)
-  int kill_rank = -1;  ///< instead of the measurements: this rank dies in an update, and the
-                       ///< workers are updated by new ranks
+  std::string
+      worker;  ///< a command that is a worker instead of our own (bench/compare/stock_worker.py)
+  int kill_rank = -1;        ///< instead of the measurements: this rank dies in an update, and the
+                             ///< workers are updated by new ranks
   bool from_device = false;  ///< registration from tensors on the device is measured too
   std::string files;  ///< a folder: registration from files in the page cache is measured too
   std::string json;   ///< a file to which the result is appended as one line

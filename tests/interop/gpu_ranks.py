@@ -4,7 +4,8 @@ or the field's 0.4.2, PYTHONPATH decides; the code is the same for both.
     RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=P gpu_ranks.py --checkpoint FOLDER --updates N [--wrong TENSOR] NAME=ROUTE=URL ...
 
 ROUTE: extension, or native (vLLM's own weight transfer). Every engine is updated N times in turn; a line of JSON for
-each, and one for registration. With --wrong each is first given an update in which this tensor has a wrong shape.
+each, and one for registration. With --wrong each is then given an update in which this tensor has a wrong shape, and a
+good one.
 """
 
 import argparse
@@ -71,9 +72,6 @@ def main():
     server.gather_metas("good")
     for engine in options.engines:
         name, route, url = engine.split("=", 2)
-        if options.wrong:
-            error = wrong_update(server, options, Call(route, url, rank))
-            say(engine=name, rank=rank, refused=error)
         updates, answers = [], []
         for _ in range(options.updates):
             call = Call(route, url, rank)
@@ -83,6 +81,10 @@ def main():
             updates.append(time.perf_counter() - begin)
             answers.append(call.seconds)
         say(engine=name, rank=rank, updates=updates, answers=answers)
+        if options.wrong:
+            error = wrong_update(server, options, Call(route, url, rank))
+            say(engine=name, rank=rank, refused=error)
+            server.update("good", Call(route, url, rank))
 
 
 def wrong_update(server, options, call):

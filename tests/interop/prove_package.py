@@ -121,16 +121,44 @@ def group_rank(rank, port, queue):
         queue.put((int(total), torch.distributed.is_initialized(), len(found)))
 
 
-def prove_process_group(proofs):
+def own_group_rank(rank, port, queue):
+    """The engine's own collectives beside torch, for torch's tensors."""
+    import torch.distributed
+
+    from checkpoint_engine import distributed
+    from checkpoint_engine.ps import ParameterServer
+
+    distributed.use_backend("checkpoint_engine")
+    with ParameterServer(rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port, device="host",
+                         job=f"own-group-{port}") as server:
+        server.init_process_group(timeout=timedelta(seconds=60))
+        weights = torch.full((300, 400), rank + 1, dtype=torch.bfloat16)
+        distributed.broadcast(weights.t()[::2], src=1)
+        total = torch.tensor([rank + 1.0], dtype=torch.bfloat16)
+        distributed.all_reduce(total, torch.distributed.ReduceOp.SUM)
+        both = torch.distributed.is_initialized() and distributed.is_initialized()
+        queue.put((int((weights == 2).sum()) >= 60000, float(total), both))
+        distributed.destroy_process_group()
+        torch.distributed.destroy_process_group()
+
+
+def on_two_ranks(body):
     context = multiprocessing.get_context("spawn")
     queue, port = context.Queue(), free_port()
-    ranks = [context.Process(target=group_rank, args=(rank, port, queue)) for rank in range(2)]
+    ranks = [context.Process(target=body, args=(rank, port, queue)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     outcomes = [queue.get(timeout=120) for _ in ranks]
     for rank in ranks:
         rank.join(60)
+    return outcomes
+
+
+def prove_process_group(proofs):
+    outcomes = on_two_ranks(group_rank)
     proofs.say(outcomes == [(3, False, 4)] * 2, f"torch's default group is made, works, and is destroyed after the update {outcomes}")
+    outcomes = on_two_ranks(own_group_rank)
+    proofs.say(outcomes == [(True, 3.0, True)] * 2, f"the engine's own collectives with torch's tensors, beside torch's group {outcomes}")
 
 
 class CpuModule:

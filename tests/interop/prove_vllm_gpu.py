@@ -37,7 +37,8 @@ GPU_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",
     "TRANSFORMERS_OFFLINE": "1",
-    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",  # NVLink multicast is not everybody's
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 }
 OURS = [

@@ -28,11 +28,13 @@ class ModelReload:
         self._begun_outside = begun
         self._layerwise = _layerwise_reload()
         self._loaded: list[set[str] | None] = [set() for _ in models]
+        self._experts = ExpertKernels(models, device)
 
     def begin(self) -> None:
         if self._layerwise is None:
             _refuse_quantised(self._models)
             return
+        self._experts.forget()
         for model, config in [] if self._begun_outside else self._models:
             if _still_loading(model):
                 logger.warning("an update that ended half-way left layers that wait for weights; they are put back first")
@@ -58,6 +60,7 @@ class ModelReload:
                 self._layerwise.finalize_layerwise_reload(model, config)
             else:
                 _process_weights(model, config, self._device)
+        self._experts.restore()
 
     def _check_complete(self) -> None:
         """Of the target model only: a drafter shares weights with it, or loads what it needs of the same names."""
@@ -82,6 +85,37 @@ class ModelReload:
             except Exception:
                 # What made the update fail is the error to raise; the next start tries this again.
                 logger.exception("a model cannot be taken out of a reload that failed")
+        self._experts.restore()
+
+
+class ExpertKernels:
+    """The kernels of mixture-of-experts layers on a CPU, which want their weights packed.
+
+    vLLM packs them with a kernel that it makes, and makes none where there is one: a reload would leave plain weights to a
+    kernel that takes them for packed ones (0.32).
+    """
+
+    def __init__(self, models: list[tuple[Any, Any]], device: Any):
+        on_cpu = getattr(device, "type", None) == "cpu"
+        self._models = [model for model, _ in models] if on_cpu else []
+        self._forgotten: list[tuple[Any, Any]] = []
+
+    def forget(self) -> None:
+        """A layer that is loaded from now on makes its kernel anew."""
+        for model in self._models:
+            for layer in model.modules():
+                method = getattr(layer, "quant_method", None)
+                kernel = getattr(method, "moe_kernel", None)
+                if kernel is not None:
+                    self._forgotten.append((method, kernel))
+                    method.moe_kernel = None
+
+    def restore(self) -> None:
+        """Layers that were not loaded keep the kernels that they had."""
+        for method, kernel in self._forgotten:
+            if method.moe_kernel is None:
+                method.moe_kernel = kernel
+        self._forgotten.clear()
 
 
 def _load_by_name(model: Any, weights: Weights) -> Any:

@@ -237,3 +237,23 @@ def test_the_device_of_a_worker_of_vllm_0_23(vllm, monkeypatch):
     model.place = types.SimpleNamespace(type="meta", index=None)
     engine.receive_weights(engine.parse_update_info({"addresses": {"GPU-a": "ipc://@a"}}), load_weights=model.load_weights)
     assert asked == [3] and called == ["ipc://@a"]
+
+
+@pytest.mark.parametrize("place, during", [("cpu", None), ("cuda", "old")])
+def test_experts_on_a_cpu_make_their_kernels_anew(vllm, place, during):
+    """And keep the old one where nothing was loaded, or the update failed."""
+    from checkpoint_engine.vllm_reload import ModelReload
+
+    model = Model()
+    method = types.SimpleNamespace(moe_kernel="old")
+    model.layers["first"].quant_method = method
+    reload = ModelReload([(model, types.SimpleNamespace(quantization=None))], types.SimpleNamespace(type=place))
+    reload.begin()
+    assert method.moe_kernel == during
+    reload.abandon()
+    assert method.moe_kernel == "old"
+    reload.begin()
+    method.moe_kernel = "new"
+    reload.load(WHOLE[0] + WHOLE[1])
+    reload.finish()
+    assert method.moe_kernel == "new"

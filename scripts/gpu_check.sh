@@ -74,8 +74,8 @@ for s in "${steps[@]}"; do
       done; done
       update kept-stock 60 --gib 4 --updates 3 --keep-buffers 1 --worker "python3 $here/bench/compare/stock_worker.py" ;;
     nccl-alone)
-      for set in A=1 NCCL_BUFFSIZE=1048576 NCCL_MAX_CTAS=4 NCCL_CUMEM_ENABLE=0; do
-        step "nccl-alone-$set" 60 env "$set" "$here/bin/gpu_update" --gib 1.3 --updates 1 --nccl-ceilings 1 --json "$out/nccl-$set.json"
+      for set in NCCL_DEBUG=WARN NCCL_BUFFSIZE=1048576 NCCL_MAX_CTAS=4 NCCL_CUMEM_ENABLE=0; do
+        step "nccl-alone-$set" 60 env "$set" "$here/bin/gpu_update" --gib 1.3 --updates 1 --nccl-ceilings 1 --json "$out/${set%=*}.json"
       done ;;
     multi) step multi 200 python3 "$here/bench/multi_gpu.py" --ranks 2 --gib 8 --seconds 190 --out "$out/multi" ;;
     from-device) update from-device 60 --gib 8 --from-device 1 --updates 1 ;;

@@ -154,11 +154,16 @@ Status EngineClient::start_session(const char* path, Deadline deadline,
 }
 
 Result<bool> EngineClient::has_draft_model(Deadline deadline, const AbortSignal& abort) const {
+  // An older vLLM has no sessions for draft models. Its workers must not be asked: where there are
+  // several, the answers of all but the first that fails stay behind, for the next call to find.
+  const HttpRequest session{"GET", "/start_draft_weight_update", {}, bearer_token_};
+  CKPT_ASSIGN_OR_RETURN(const HttpResponse known,
+                        http_request(endpoint_, session, deadline, abort));
+  if (known.status == 404) return false;
   const json body = {{"method", "supports_draft_weight_updates"}};
   const HttpRequest request{"POST", "/collective_rpc", dump(body), bearer_token_};
   CKPT_ASSIGN_OR_RETURN(const HttpResponse response,
                         http_request(endpoint_, request, deadline, abort));
-  // An older vLLM has no sessions for draft models, and no such method.
   if (response.status != 200) return false;
   const json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object()) return false;

@@ -56,7 +56,8 @@ struct ParameterServerOptions {
   std::string device = "auto";  ///< "auto", "host", "cuda"
   /// How weights spread over the ranks of a host: "auto"; "peer": every rank has a ring of its own
   /// and pulls from the others (what "auto" is on GPUs); "chain": host only, one ring for all;
-  /// "nccl" (cuda, a GPU for each rank): group calls of NCCL, which must be installed.
+  /// "nccl" (cuda, a GPU for each rank): group calls of NCCL, which must be installed; between
+  /// hosts, too, where every owner is a recipient.
   std::string collective = "auto";
   /// NCCL's communicators are kept between updates, with their device memory, unless this is set.
   bool release_communicators = false;

@@ -9,19 +9,26 @@
 
 namespace ckpt {
 
-HostProgressLayout::HostProgressLayout(std::vector<int> local_ranks, std::vector<Link> links)
-    : local_ranks_(std::move(local_ranks)), links_(std::move(links)) {}
+HostProgressLayout::HostProgressLayout(std::vector<int> local_ranks, std::vector<Link> links,
+                                       std::vector<int> spread_ranks)
+    : local_ranks_(std::move(local_ranks)),
+      links_(std::move(links)),
+      spread_ranks_(spread_ranks.empty() ? local_ranks_ : std::move(spread_ranks)) {}
 
-// Slots: per rank 5 (fill, receive, acknowledged, pulled_total, closed), per ordered pair of local
-// ranks 2, per link 1.
+bool HostProgressLayout::is_local(int rank) const {
+  return std::binary_search(local_ranks_.begin(), local_ranks_.end(), rank);
+}
+
+// Slots: per rank 5 (fill, receive, acknowledged, pulled_total, closed), per ordered pair of ranks
+// 2, per link 1.
 Progress::Slot HostProgressLayout::slots() const {
-  const auto n = static_cast<Progress::Slot>(local_ranks_.size());
+  const auto n = static_cast<Progress::Slot>(spread_ranks_.size());
   return 5 * n + 2 * n * n + static_cast<Progress::Slot>(links_.size());
 }
 
 Progress::Slot HostProgressLayout::index_of(int rank) const {
-  const auto at = std::lower_bound(local_ranks_.begin(), local_ranks_.end(), rank);
-  return static_cast<Progress::Slot>(at - local_ranks_.begin());
+  const auto at = std::lower_bound(spread_ranks_.begin(), spread_ranks_.end(), rank);
+  return static_cast<Progress::Slot>(at - spread_ranks_.begin());
 }
 
 Progress::Slot HostProgressLayout::stream(int rank, StreamKind kind) const {
@@ -35,13 +42,13 @@ Progress::Slot HostProgressLayout::pulled_total(int rank) const { return 5 * ind
 Progress::Slot HostProgressLayout::closed(int rank) const { return 5 * index_of(rank) + 4; }
 
 Progress::Slot HostProgressLayout::pulled(int rank, int source, StreamKind kind) const {
-  const auto n = static_cast<Progress::Slot>(local_ranks_.size());
+  const auto n = static_cast<Progress::Slot>(spread_ranks_.size());
   return 5 * n + 2 * (index_of(rank) * n + index_of(source)) +
          (kind == StreamKind::kReceive ? 1 : 0);
 }
 
 Progress::Slot HostProgressLayout::forwarded(Link link) const {
-  const auto n = static_cast<Progress::Slot>(local_ranks_.size());
+  const auto n = static_cast<Progress::Slot>(spread_ranks_.size());
   const auto at = std::lower_bound(links_.begin(), links_.end(), link);
   return 5 * n + 2 * n * n + static_cast<Progress::Slot>(at - links_.begin());
 }

@@ -24,11 +24,16 @@ struct Link {
 class HostProgressLayout {
  public:
   /// `local_ranks`: the participants of this host, ascending. `links`: those that begin on this
-  /// host, sorted.
-  HostProgressLayout(std::vector<int> local_ranks, std::vector<Link> links);
+  /// host, sorted. `spread_ranks`: the local ones and those of other hosts whose chunks come here
+  /// without a stop (collective/nccl), ascending; empty: the local ones. Nobody here writes for
+  /// ranks of other hosts.
+  HostProgressLayout(std::vector<int> local_ranks, std::vector<Link> links,
+                     std::vector<int> spread_ranks = {});
 
   Progress::Slot slots() const;
   const std::vector<int>& local_ranks() const { return local_ranks_; }
+  const std::vector<int>& spread_ranks() const { return spread_ranks_; }
+  bool is_local(int rank) const;
   const std::vector<Link>& links() const { return links_; }
 
   /// Chunks done in the stream `kind` of `rank`. Written by that rank's lane.
@@ -50,6 +55,7 @@ class HostProgressLayout {
   Progress::Slot index_of(int rank) const;
   std::vector<int> local_ranks_;
   std::vector<Link> links_;
+  std::vector<int> spread_ranks_;
 };
 
 /// All links that begin on the host of this schedule, sorted.

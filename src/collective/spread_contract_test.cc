@@ -317,6 +317,7 @@ TEST_P(SpreadContract, TheDeadlineNamesTheOwnerThatHangs) {
 }
 
 TEST_P(SpreadContract, ADeadPeerIsNamedAndComesBack) {
+  if (GetParam().spreads_over_hosts) GTEST_SKIP() << "nothing goes over a transport";
   SpreadJob job(GetParam(), even_job(4, 1));
   const int dead = middle_of_a_chain(job);
   PassOptions options;

@@ -24,6 +24,7 @@ Pass::Pass(const PassSetup& setup, std::uint32_t number, PlannedPass planned)
       recipients_(std::move(planned.recipients)),
       offers_(std::move(planned.offers)),
       local_recipients_(std::move(planned.local_recipients)),
+      spread_recipients_(std::move(planned.spread_recipients)),
       plan_(std::move(planned.plan)),
       needs_communicator_(planned.needs_communicator),
       keeps_buffers_(planned.keeps_buffers),
@@ -85,16 +86,17 @@ Status Pass::allocate_and_open(std::string address) {
   // A worker that was told to stop may still read the ring of an update that failed: it counts as
   // used memory until then.
   CKPT_RETURN_IF_ERROR(wait_for_rings(setup_.job, setup_.rank, setup_.deadline, *setup_.abort));
-  CKPT_ASSIGN_OR_RETURN(PassBuffers buffers,
-                        PassBuffers::allocate(setup_, plan, plan_->schedule, local_recipients_,
-                                              kept_from_before(), keeps_buffers_));
+  CKPT_ASSIGN_OR_RETURN(
+      PassBuffers buffers,
+      PassBuffers::allocate(setup_, plan, plan_->schedule, local_recipients_, spread_recipients_,
+                            kept_from_before(), keeps_buffers_));
   buffers_ = std::make_shared<PassBuffers>(std::move(buffers));
 
   PassReady mine;
   mine.plan_fingerprint = plan.fingerprint();
   mine.address = std::move(address);
   buffers_->describe(mine);
-  if (needs_communicator_ && local_recipients_.front() == setup_.rank) {
+  if (needs_communicator_ && spread_recipients_.front() == setup_.rank) {
     CKPT_ASSIGN_OR_RETURN(mine.communicator_key, setup_.communicator->make_key());
   }
   CKPT_RETURN_IF_ERROR(gather_ready("handles", mine));
@@ -120,17 +122,17 @@ Status Pass::allocate_and_open(std::string address) {
   return Status();
 }
 
-// What owners of this host fill goes through group calls; what comes from elsewhere lies in host
-// memory, and is pulled.
+// What those that are spread to fill goes through group calls; what comes from elsewhere lies in
+// host memory, and is pulled.
 bool Pass::by_nccl(StreamKind kind) const {
   return setup_.communicator != nullptr && kind == StreamKind::kFill;
 }
 
 Status Pass::make_communicator() {
   const auto begin = std::chrono::steady_clock::now();
-  const std::vector<std::byte>& key = ready_[index_of(local_recipients_.front())].communicator_key;
-  CKPT_RETURN_IF_ERROR(setup_.communicator->make(key, local_recipients_, setup_.rank, setup_.device,
-                                                 setup_.deadline, *setup_.abort));
+  const std::vector<std::byte>& key = ready_[index_of(spread_recipients_.front())].communicator_key;
+  CKPT_RETURN_IF_ERROR(setup_.communicator->make(key, spread_recipients_, setup_.rank,
+                                                 setup_.device, setup_.deadline, *setup_.abort));
   prepare_stages_.push_back(
       {"communicator", seconds_since(begin), setup_.communicator->device_bytes()});
   return Status();
@@ -195,6 +197,8 @@ Status Pass::start_lanes() {
     if (buffers.fill_staging() != nullptr) {
       target = {nullptr, buffers.fill_staging()->data(), plan.options.chunk_bytes,
                 schedule.fill_slots, local_recipients_};
+      // A group call is over here when what this rank has sent is on its way to everybody.
+      if (spread_recipients_ != local_recipients_) target.pullers = {setup_.rank};
     } else {
       target.ring = buffers.ring();
     }

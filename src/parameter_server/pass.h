@@ -74,7 +74,7 @@ class Pass {
   const std::vector<int> recipients_;
   const std::vector<PassOffer> offers_;  // one for each recipient
   std::vector<PassReady> ready_;         // one for each recipient
-  const std::vector<int> local_recipients_;
+  const std::vector<int> local_recipients_, spread_recipients_;
   const std::shared_ptr<const CachedPlan> plan_;
   const bool needs_communicator_, keeps_buffers_, reuses_buffers_;
   std::shared_ptr<PassBuffers> buffers_;

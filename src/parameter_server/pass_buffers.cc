@@ -32,6 +32,7 @@ Status PassBuffers::make_board(bool alone, std::string name) {
 Result<PassBuffers> PassBuffers::allocate(const PassSetup& setup, const Plan& plan,
                                           const Schedule& schedule,
                                           std::vector<int> local_recipients,
+                                          std::vector<int> spread_recipients,
                                           std::optional<KeptSet> kept, bool keeps) {
   PassBuffers buffers;
   buffers.device_ = &setup.device;
@@ -39,8 +40,8 @@ Result<PassBuffers> PassBuffers::allocate(const PassSetup& setup, const Plan& pl
   buffers.makes_shared_ = local_recipients.front() == setup.rank;
   const bool alone = local_recipients.size() == 1;
   buffers.board_.rank = setup.rank;
-  buffers.board_.layout =
-      std::make_unique<HostProgressLayout>(std::move(local_recipients), links_of(schedule));
+  buffers.board_.layout = std::make_unique<HostProgressLayout>(
+      std::move(local_recipients), links_of(schedule), std::move(spread_recipients));
   PassMemory& memory = buffers.memory_;
   if (kept) {
     memory = std::move(kept->memory);

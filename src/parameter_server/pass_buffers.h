@@ -27,10 +27,11 @@ namespace ckpt {
 class PassBuffers {
  public:
   /// Allocates what this rank makes. `local_recipients`: the recipients of this host, ascending,
-  /// this rank among them. `kept`: of a pass of the same recipients. `keeps`: of this one it will
-  /// be.
+  /// this rank among them; `spread_recipients`: PlannedPass. `kept`: of a pass of the same
+  /// recipients. `keeps`: of this one it will be.
   static Result<PassBuffers> allocate(const PassSetup& setup, const Plan& plan,
                                       const Schedule& schedule, std::vector<int> local_recipients,
+                                      std::vector<int> spread_recipients,
                                       std::optional<KeptSet> kept, bool keeps);
   /// Opens what others made; `ready[i]` is what `recipients[i]` told.
   /// `pulled_streams`: the streams of this host that this rank pulls from.

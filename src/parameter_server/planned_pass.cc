@@ -182,13 +182,27 @@ std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing 
   return least;
 }
 
-// Whether the recipients of this host have no communicator in common. All of them come to the same
+// NCCL reaches the GPUs of all hosts alike. What a rank does not fill itself comes by the
+// transport, into the memory of one host.
+bool spreads_over_hosts(const PassSetup& setup, const PlannedPass& pass) {
+  if (setup.communicator == nullptr || pass.local_recipients == pass.recipients) return false;
+  const std::vector<RankMetas>& ranks = setup.catalog->metas().ranks;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank].layout->tensors.empty() &&
+        !std::ranges::binary_search(pass.recipients, static_cast<int>(rank))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether those that are spread to have no communicator in common. All of them come to the same
 // answer.
 Result<bool> needs_communicator(const PassSetup& setup, const PlannedPass& pass) {
   if (setup.communicator == nullptr || pass.plan->schedule.pull.empty()) return false;
   std::map<std::string, int> ranks;  // by GPU
   bool same = true;
-  for (const int rank : pass.local_recipients) {
+  for (const int rank : pass.spread_recipients) {
     const auto at = std::lower_bound(pass.recipients.begin(), pass.recipients.end(), rank);
     const PassOffer& offer = pass.offers[static_cast<std::size_t>(at - pass.recipients.begin())];
     const auto [other, alone] = ranks.emplace(offer.device_uuid, rank);
@@ -200,7 +214,7 @@ Result<bool> needs_communicator(const PassSetup& setup, const PlannedPass& pass)
     }
     same = same && offer.communicator == setup.communicator->id();
   }
-  return !(same && setup.communicator->connects(pass.local_recipients));
+  return !(same && setup.communicator->connects(pass.spread_recipients));
 }
 
 // Buffers are kept where every recipient would, and none of them is read by others as a ring.
@@ -247,7 +261,7 @@ Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
   PlannedPass pass;
   pass.recipients = std::move(recipients);
   CKPT_ASSIGN_OR_RETURN(pass.offers, exchange_offers(setup, number, pass.recipients));
-  const std::vector<int> hosts = number_hosts(
+  std::vector<int> hosts = number_hosts(
       std::max(setup.world_size, setup.catalog->world_size()), [&](int rank) -> const std::string& {
         const auto at = std::lower_bound(pass.recipients.begin(), pass.recipients.end(), rank);
         if (at != pass.recipients.end() && *at == rank)
@@ -257,6 +271,12 @@ Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
   for (const int rank : pass.recipients) {
     if (hosts[static_cast<std::size_t>(rank)] == hosts[static_cast<std::size_t>(setup.rank)])
       pass.local_recipients.push_back(rank);
+  }
+  pass.spread_recipients = pass.local_recipients;
+  if (spreads_over_hosts(setup, pass)) {
+    // To the plan they are one host: nothing crosses, everything is spread.
+    pass.spread_recipients = pass.recipients;
+    std::ranges::fill(hosts, 0);
   }
   CKPT_ASSIGN_OR_RETURN(
       PlanOptions sizes,

@@ -36,6 +36,9 @@ struct PlannedPass {
   std::vector<PassOffer> offers;      ///< one for each recipient
   std::vector<int> local_recipients;  ///< those on this rank's host
   std::shared_ptr<const CachedPlan> plan;
+  /// To whom a chunk in staging goes: the recipients of this host, or with collective `nccl` those
+  /// of all hosts, if every owner is one of them.
+  std::vector<int> spread_recipients;
   /// Collective `nccl` with others to spread to, whose communicator must be made first.
   bool needs_communicator = false;
   bool keeps_buffers = false;   ///< all recipients leave their buffers to the next pass

@@ -35,8 +35,8 @@ Result<RingSharing> ring_sharing(const std::string& collective, DeviceKind devic
   if (collective == "chain") {
     return unsupported(
         "collective chain spreads over the ranks of a host only where they share one ring, which "
-        "is on device host; on device cuda use auto, peer or nccl (between hosts, the chain is "
-        "always used)");
+        "is on device host; on device cuda use auto, peer or nccl (with auto and peer, hosts are "
+        "always joined by the chain)");
   }
   return invalid_argument(
       concat("no collective ", quoted(collective), "; there are auto, peer, nccl and chain"));

@@ -46,8 +46,10 @@ Status NcclCommunicator::settle(int result, const char* what, Deadline deadline,
   while (result == kNcclInProgress) {
     if (abort.raised()) return abort.cause();
     if (deadline.expired()) {
-      return deadline_exceeded(concat("NCCL, ", what, " among ", members_.size(),
-                                      " ranks: not all of them came in time"));
+      std::vector<std::string> ranks;
+      for (const int member : members_) ranks.push_back(concat(member));
+      return deadline_exceeded(
+          concat("NCCL, ", what, ": not every rank of ", join(ranks, ", "), " came in time"));
     }
     std::this_thread::sleep_for(kPollInterval);
     if (const int asked = api_->comm_get_async_error(handle_, &result); asked != kNcclSuccess) {

@@ -25,10 +25,10 @@ NcclSpread::NcclSpread(NcclContext context)
 bool NcclSpread::can_start(const NcclRound& round) const {
   for (const std::uint32_t index : round) {
     const Pull& pull = context_.schedule.pull[index];
-    if (context_.progress.value(context_.layout.stream(pull.rank, pull.kind)) <= pull.sequence ||
-        !space_.is_free(pull.chunk.bucket)) {
-      return false;
-    }
+    const bool filled =
+        !context_.layout.is_local(pull.rank) ||
+        context_.progress.value(context_.layout.stream(pull.rank, pull.kind)) > pull.sequence;
+    if (!filled || !space_.is_free(pull.chunk.bucket)) return false;
   }
   return true;
 }
@@ -38,6 +38,7 @@ Status NcclSpread::wait_until_startable(const NcclRound& round, Deadline deadlin
   for (const std::uint32_t index : round) {
     const Pull& pull = context_.schedule.pull[index];
     CKPT_RETURN_IF_ERROR(space_.wait(pull.chunk.bucket, deadline, abort));
+    if (!context_.layout.is_local(pull.rank)) continue;
     CKPT_RETURN_IF_ERROR(
         context_.progress
             .wait(context_.layout.stream(pull.rank, pull.kind), pull.sequence + 1, deadline, abort)

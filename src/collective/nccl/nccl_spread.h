@@ -1,11 +1,13 @@
-// `local` by NCCL: what the ranks of a host fill into their staging goes to the rings of all its
-// recipients in group calls, one chunk of each rank that fills in each. Faster on the wire than
-// copy engines, and needs no memory of others to be opened; but takes SMs while it works, and
-// device memory for as long as its communicator lives.
+// `local` by NCCL, and `cross` where every owner is updated itself: what the ranks of a host, or of
+// all hosts, fill into their staging goes to the rings of all recipients in group calls, one chunk
+// of each rank that fills in each. Faster on the wire than copy engines, and needs no memory of
+// others to be opened; but takes SMs while it works, and device memory for as long as its
+// communicator lives.
 //
 // A group call goes out only when every chunk of it has been filled and every recipient has ring
 // space for it: the ranks know both from their host's board, so that no kernel spins for a rank
-// that is late by more than the microseconds in which it looks there.
+// that is late by more than the microseconds in which it looks there. Of other hosts they know
+// nothing, and a kernel may spin for a rank there.
 //
 // What comes from other hosts lies in host memory; that is pulled (collective/peer).
 #pragma once
@@ -35,7 +37,8 @@ struct NcclContext {
   int rank;
   std::byte* ring;
   Staging staging;                 ///< of this rank's own fill stream, if it has one
-  NcclCommunicator& communicator;  ///< of all recipients of the host; unusable after a failed run
+  NcclCommunicator& communicator;  ///< of all recipients that are spread to; unusable after a
+                                   ///< failed run
   std::unique_ptr<CopyStream> stream;
 };
 

@@ -59,12 +59,12 @@ class NcclForAPass final : public Spread {
   NcclSpread spread_;
 };
 
-/// One key for each host of a pass.
+/// One key for those of a pass that are spread to.
 NcclUniqueId key_of(const RankPass& pass) {
   NcclUniqueId id{};
   const std::string text =
-      concat(pass.epoch, '-', pass.pass, '-', pass.layout.local_ranks().front(), '-',
-             reinterpret_cast<std::uintptr_t>(&pass.progress));
+      concat(pass.epoch, '-', pass.pass, '-', pass.layout.spread_ranks().front(), '-',
+             reinterpret_cast<std::uintptr_t>(&pass.plan));
   std::copy(text.begin(), text.end(), id.bytes);
   return id;
 }
@@ -76,9 +76,10 @@ Result<Spreads> chain_and_nccl(RankPass& pass) {
   // One thread makes the lanes of all ranks.
   FakeNccl::wait_for_members(false);
   AbortSignal never;
-  CKPT_ASSIGN_OR_RETURN(auto communicator, NcclCommunicator::create(
-                                               fake_nccl(), key_of(pass), pass.layout.local_ranks(),
-                                               pass.rank, Deadline::after_seconds(30), never));
+  CKPT_ASSIGN_OR_RETURN(
+      auto communicator,
+      NcclCommunicator::create(fake_nccl(), key_of(pass), pass.layout.spread_ranks(), pass.rank,
+                               Deadline::after_seconds(30), never));
   CKPT_ASSIGN_OR_RETURN(auto stream, pass.device.make_stream());
   spreads.push_back(
       std::make_unique<NcclForAPass>(pass, std::move(communicator), std::move(stream)));
@@ -118,7 +119,9 @@ std::vector<SpreadBackend> spread_backends() {
   return {{"chain_callback", RingSharing::kPerHost, on_host, fake, die, chain_alone, true},
           {"chain_ucx", RingSharing::kPerHost, on_host, make_ucx, close, chain_alone, false},
           {"peer_callback", RingSharing::kPerRank, on_host, fake, die, chain_and_peer, true},
-          {"nccl_fake", RingSharing::kPerRank, on_host, fake, die, chain_and_nccl, true}};
+          {"nccl_fake", RingSharing::kPerRank, on_host, fake, die, chain_and_nccl, true},
+          {"nccl_fake_over_hosts", RingSharing::kPerRank, on_host, fake, die, chain_and_nccl, false,
+           true}};
 }
 
 }  // namespace ckpt::testing

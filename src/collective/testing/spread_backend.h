@@ -53,6 +53,8 @@ struct SpreadBackend {
   /// The lanes of one rank, each to be run on a thread of its own.
   std::function<Result<Spreads>(RankPass&)> make_spreads;
   bool on_fake_network;  ///< the verbs of FakeNetwork reach it
+  /// Spreads to recipients of all hosts at once, where every owner is one.
+  bool spreads_over_hosts = false;
 };
 
 /// For the names of tests.

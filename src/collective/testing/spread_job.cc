@@ -23,6 +23,21 @@ struct HostBoard {
   Progress progress;
 };
 
+std::vector<int> hosts_of(const Topology& topology) {
+  std::vector<int> hosts;
+  for (const PlanRank& rank : topology.ranks) hosts.push_back(rank.host);
+  return hosts;
+}
+
+bool all_owners_are_recipients(const Topology& topology) {
+  for (const CatalogTensor& tensor : topology.catalog.tensors()) {
+    for (const Replica& replica : topology.catalog.replicas(tensor)) {
+      if (!topology.ranks[static_cast<std::size_t>(replica.rank)].recipient) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 /// Everything that lives for one pass. Members end in the reverse order: lanes first, then
@@ -81,8 +96,13 @@ std::string PassOutcome::text() const {
 SpreadJob::SpreadJob(const SpreadBackend& backend, Topology topology,
                      std::optional<OwnProcess> own_process)
     : backend_(backend),
+      over_hosts_(backend.spreads_over_hosts && all_owners_are_recipients(topology)),
+      hosts_(hosts_of(topology)),
       topology_([&] {
         topology.options.sharing = backend.sharing;
+        if (over_hosts_) {
+          for (PlanRank& rank : topology.ranks) rank.host = 0;
+        }
         return std::move(topology);
       }()),
       own_process_(std::move(own_process)),
@@ -224,7 +244,8 @@ Status SpreadJob::prepare(Pass& pass) {
   std::map<int, std::vector<int>> locals;
   for (const int rank : here) locals[host_of(rank)].push_back(rank);
   for (const auto& [host, local] : locals) {
-    HostProgressLayout layout(local, links_of(schedule(local.front())));
+    HostProgressLayout layout(local, links_of(schedule(local.front())),
+                              over_hosts_ ? recipients_ : std::vector<int>());
     CKPT_ASSIGN_OR_RETURN(Progress progress, Progress::create_private(layout.slots()));
     pass.boards.emplace(host, HostBoard{std::move(layout), std::move(progress)});
   }

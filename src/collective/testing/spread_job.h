@@ -128,10 +128,12 @@ class SpreadJob {
   Status connect(Pass& pass, RankPass& rank);
   void run_lanes(Pass& pass, const PassOptions& options, PassOutcome& outcome);
   Owner& owner(int rank) { return owners_[static_cast<std::size_t>(rank)]; }
-  int host_of(int rank) const { return topology_.ranks[static_cast<std::size_t>(rank)].host; }
+  int host_of(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
   bool per_rank() const { return backend_.sharing == RingSharing::kPerRank; }
 
   const SpreadBackend backend_;
+  const bool over_hosts_;
+  const std::vector<int> hosts_;  // by rank
   const Topology topology_;
   const std::optional<OwnProcess> own_process_;
   FakeNetwork network_;

@@ -1,6 +1,6 @@
 #include "transport/ucx/owner.h"
 
-#include <cstring>
+#include <atomic>
 
 #include "base/log.h"
 #include "base/strings.h"
@@ -15,6 +15,27 @@ constexpr std::size_t kMaxEarlyMessages = 4096;
 constexpr std::chrono::seconds kHelloPatience{10};
 /// How long UCX may take to fail the sends of a connection that was cut; it takes microseconds.
 constexpr std::chrono::seconds kCutPatience{5};
+/// Spans up to this size may hold words that change while they are served.
+constexpr std::uint64_t kMaxWordBytes = 64;
+
+/// A few aligned words, as at a door, are read one by one and in order: each is whole, and what
+/// this process wrote before it (how much of a pool is filled, and the pool) is there for the reads
+/// that the other side sends upon it.
+void append(std::vector<std::byte>& copy, std::byte* from, std::uint64_t bytes) {
+  constexpr std::uint64_t kWord = sizeof(std::uint64_t);
+  const bool words = bytes <= kMaxWordBytes && bytes % kWord == 0 &&
+                     reinterpret_cast<std::uintptr_t>(from) % kWord == 0;
+  if (!words) {
+    copy.insert(copy.end(), from, from + bytes);
+    return;
+  }
+  for (std::uint64_t at = 0; at < bytes; at += kWord) {
+    std::atomic_ref<std::uint64_t> shared(*reinterpret_cast<std::uint64_t*>(from + at));
+    const std::uint64_t word = shared.load(std::memory_order_acquire);
+    const auto* const begin = reinterpret_cast<const std::byte*>(&word);
+    copy.insert(copy.end(), begin, begin + kWord);
+  }
+}
 
 }  // namespace
 
@@ -194,8 +215,7 @@ void Owner::serve(Reader& reader, const Request& request) {
   }
   std::vector<std::byte> copy;
   for (std::size_t i = 0; i < regions->size(); ++i) {
-    const std::byte* from = (*regions)[i]->data + request.spans[i].offset;
-    copy.insert(copy.end(), from, from + request.spans[i].bytes);
+    append(copy, (*regions)[i]->data + request.spans[i].offset, request.spans[i].bytes);
   }
   lock.unlock();
   counters_.bytes_served.fetch_add(copy.size());

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/strings.h"
+#include "collective/nccl/nccl_api.h"
 #include "trial/trial.h"
 
 namespace ckpt {
@@ -87,6 +88,17 @@ void add_shares(const json& figures, const ShareOptions& options,
     shares.push_back({"from other devices", "into each", verified * of_others,
                       "between devices, all at once", figures["peer_gb_per_s"]});
   }
+  if (figures.contains("nccl")) {
+    for (const char* roots : {"one_root", "all_roots"}) {
+      for (const auto& [bytes, ceiling] : figures["nccl"]["gb_per_s"][roots].items()) {
+        shares.push_back(
+            {"update, verified", size, verified,
+             concat("NCCL broadcast, ",
+                    roots == std::string_view("one_root") ? "one root" : "all roots", ", ", bytes),
+             ceiling});
+      }
+    }
+  }
   shares.push_back({"loading by the worker", "one", loading_rate(figures),
                     host ? "copy into touched memory" : "on the device",
                     ceiling_of(ceilings, host ? "copy into touched memory" : "on the device")});
@@ -103,7 +115,10 @@ Result<std::vector<Share>> measure_shares(const std::vector<Ceiling>& ceilings,
                                           const ShareOptions& options) {
   bench::Settings settings = trial_settings(options);
   std::vector<Share> shares;
+  settings.nccl_ceilings =
+      options.device == DeviceKind::kCuda && options.devices > 1 && load_nccl().is_ok();
   CKPT_ASSIGN_OR_RETURN(const json figures, bench::run_trial(settings));
+  settings.nccl_ceilings = false;
   add_shares(figures, options, ceilings, shares);
   if (options.device == DeviceKind::kHost) return shares;
   settings.from_device = false;

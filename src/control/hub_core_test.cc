@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <random>
 
+#include "base/strings.h"
+
 namespace ckpt::control {
 namespace {
 
@@ -38,7 +40,7 @@ class FakeJob {
     message.patience_ms = patience_ms;
     from(rank, message);
   }
-  static Route route(int rank) { return "r" + std::to_string(rank); }
+  static Route route(int rank) { return concat("r", rank); }
   void from(int rank, Message message, std::vector<Payload> payloads = {}) {
     core_.receive(route(rank), {std::move(message), std::move(payloads)}, now_);
     collect();

@@ -27,9 +27,9 @@ struct Offer {
 
 Bytes encode(const Offer& offer) {
   const std::uint64_t head[] = {offer.size, offer.region};
-  const auto bytes = std::as_bytes(std::span(head));
-  Bytes out(bytes.begin(), bytes.end());
-  out.insert(out.end(), offer.content.begin(), offer.content.end());
+  Bytes out(sizeof(head) + offer.content.size());
+  std::memcpy(out.data(), head, sizeof(head));
+  std::ranges::copy(offer.content, out.begin() + sizeof(head));
   return out;
 }
 

@@ -95,8 +95,9 @@ Result<BucketAck> load_bucket(const native::Bucket& bucket,
   const auto start = std::chrono::steady_clock::now();
   CKPT_RETURN_IF_ERROR(check_bucket(bucket, ring->size()));
   CKPT_ASSIGN_OR_RETURN(std::vector<RingPiece> pieces, destinations(bucket, loader));
-  CKPT_RETURN_IF_ERROR(ring->take(pieces, verify, deadline));
-  if (verify) CKPT_RETURN_IF_ERROR(compare(bucket, pieces));
+  SumCheck check;
+  if (verify) check = [&](std::span<const RingPiece> taken) { return compare(bucket, taken); };
+  CKPT_RETURN_IF_ERROR(ring->take(pieces, check, deadline));
   CKPT_RETURN_IF_ERROR(hand_over(bucket, pieces, ring, loader));
 
   BucketAck ack;

@@ -17,7 +17,9 @@ namespace ckpt {
 Status check_bucket(const native::Bucket& bucket, std::uint64_t ring_bytes);
 
 /// Everything in `bucket` is loaded, and verified when `verify`, on return. kDataLoss names the
-/// first tensor whose bytes are not the announced ones: its destination holds the wrong bytes then.
+/// first tensor whose bytes are not the announced ones. Nothing of the bucket was loaded then,
+/// except from a host ring, whose tensors are copied while they are digested: the destinations hold
+/// the wrong bytes, and nothing was given to load().
 Result<BucketAck> load_bucket(const native::Bucket& bucket,
                               const std::shared_ptr<RingMapping>& ring, Loader& loader, bool verify,
                               Deadline deadline);

@@ -17,19 +17,19 @@ class HostRing final : public RingMapping {
   bool on_device() const override { return false; }
   std::uint64_t size() const override { return bytes_; }
 
-  Status take(std::span<RingPiece> pieces, bool sums, Deadline) override {
+  Status take(std::span<RingPiece> pieces, const SumCheck& check, Deadline) override {
     for (RingPiece& piece : pieces) {
       if (piece.bytes == 0) continue;
       const std::byte* from = memory_.data() + piece.ring_offset;
-      if (sums && piece.destination != nullptr) {
+      if (check && piece.destination != nullptr) {
         piece.sum = digest_copy(piece.destination, from, piece.bytes, piece.first_word);
-      } else if (sums) {
+      } else if (check) {
         piece.sum = digest_sum(from, piece.bytes, piece.first_word);
       } else if (piece.destination != nullptr) {
         bulk_copy(piece.destination, from, piece.bytes);
       }
     }
-    return Status::ok();
+    return check ? check(pieces) : Status::ok();
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -21,6 +22,9 @@ struct RingPiece {
   std::uint64_t sum = 0;             ///< digest sum (checkpoint/digest.h), when asked for
 };
 
+/// Judges pieces whose sums are filled.
+using SumCheck = std::function<Status(std::span<const RingPiece>)>;
+
 /// One thread uses it at a time. The destructor unmaps.
 class RingMapping {
  public:
@@ -31,12 +35,19 @@ class RingMapping {
   virtual const std::byte* data() const = 0;
   virtual bool on_device() const = 0;  ///< data() is a pointer of the GPU
   virtual std::uint64_t size() const = 0;
-  /// Copies each piece that has a destination and, with `sums`, fills the sum of every piece, of
-  /// the very bytes that were copied. Complete on return.
-  virtual Status take(std::span<RingPiece> pieces, bool sums, Deadline deadline) = 0;
+  /// Copies each piece that has a destination; complete on return. With a `check`, fills the sum
+  /// of every piece and calls it once: what it refuses is the result. A ring on a device is checked
+  /// before anything is copied: a refusal leaves the destinations as they were. A host ring is
+  /// digested by the loop that copies it, since reading it twice would cost a second pass over
+  /// memory: a refusal comes when the destinations are written already.
+  virtual Status take(std::span<RingPiece> pieces, const SumCheck& check, Deadline deadline) = 0;
 };
 
 Result<std::unique_ptr<RingMapping>> open_host_ring(const BufferHandle& handle);
 Result<std::unique_ptr<RingMapping>> open_cuda_ring(const BufferHandle& handle);
+/// `buffer` of `device` as a ring that `stream`, of the same device, reads.
+std::unique_ptr<RingMapping> map_device_ring(std::shared_ptr<Device> device,
+                                             std::unique_ptr<DeviceBuffer> buffer,
+                                             std::unique_ptr<CopyStream> stream);
 
 }  // namespace ckpt

@@ -343,7 +343,9 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   if (ring_region_) ring_region_->close(setup_.deadline);
   ring_region_.reset();
   free_or_keep_buffers();
-  if (setup_.communicator != nullptr) setup_.communicator->update_over(setup_.deadline);
+  if (setup_.communicator != nullptr) {
+    setup_.communicator->update_over(setup_.deadline, *setup_.abort);
+  }
   CKPT_RETURN_IF_ERROR(
       stage("finish", 0, [&] { return channel.finish(setup_.deadline, *setup_.abort); }));
   CKPT_RETURN_IF_ERROR(setup_.control.vote(pass_tag("finished", number_), recipients_, Status(),

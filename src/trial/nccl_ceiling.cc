@@ -93,7 +93,7 @@ Result<json> measure_nccl(ParameterServer& server, Device& device) {
     return static_cast<std::int64_t>(before.free_bytes) - static_cast<std::int64_t>(now.free_bytes);
   };
   CKPT_ASSIGN_OR_RETURN(const DeviceMemory used, device.memory());
-  kept.update_over(Deadline::after_seconds(kPatienceSeconds));
+  kept.update_over(Deadline::after_seconds(kPatienceSeconds), never);
   CKPT_ASSIGN_OR_RETURN(const DeviceMemory after, device.memory());
   figures["used_bytes"] = less(used);
   figures["left_bytes"] = less(after);

@@ -61,9 +61,9 @@ Status KeptCommunicator::connect(Device& device, Deadline deadline, AbortSignal&
   return status;
 }
 
-void KeptCommunicator::update_over(Deadline deadline) {
+void KeptCommunicator::update_over(Deadline deadline, AbortSignal& abort) {
   if (!released_ || !communicator_) return;
-  communicator_->release(deadline);
+  communicator_->release(deadline, abort);
   communicator_.reset();
 }
 

@@ -37,8 +37,8 @@ class KeptCommunicator {
   /// Device memory that making it took, as far as nobody else took any meanwhile.
   std::uint64_t device_bytes() const { return usable() ? device_bytes_ : 0; }
 
-  /// At the end of an update that has succeeded: collective.
-  void update_over(Deadline deadline);
+  /// At the end of an update that has succeeded: collective, until `abort` is raised.
+  void update_over(Deadline deadline, AbortSignal& abort);
 
  private:
   Status connect(Device& device, Deadline deadline, AbortSignal& abort);

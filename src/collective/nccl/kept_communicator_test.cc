@@ -61,7 +61,7 @@ TEST_F(KeptCommunicatorTest, IsTheSameOnAllRanksAndKept) {
   EXPECT_EQ(three_->id(), five_->id());
   EXPECT_TRUE(three_->connects(members_));
   EXPECT_FALSE(three_->connects({3}));
-  three_->update_over(Deadline::after_seconds(30));
+  three_->update_over(Deadline::after_seconds(30), *abort_);
   EXPECT_TRUE(three_->connects(members_));
 }
 
@@ -115,11 +115,22 @@ TEST_F(KeptCommunicatorTest, IsFreedAfterEachUpdateWhereThatIsWanted) {
   three_ = std::make_unique<KeptCommunicator>(fake_nccl(), true);
   five_ = std::make_unique<KeptCommunicator>(fake_nccl(), true);
   make_both();
-  std::thread other([&] { five_->update_over(Deadline::after_seconds(30)); });
-  three_->update_over(Deadline::after_seconds(30));
+  std::thread other([&] { five_->update_over(Deadline::after_seconds(30), *abort_); });
+  three_->update_over(Deadline::after_seconds(30), *abort_);
   other.join();
   EXPECT_EQ(three_->id(), 0u);
   EXPECT_EQ(FakeNccl::alive(), 0);
+}
+
+TEST_F(KeptCommunicatorTest, AnAbortEndsTheFreeingThatTheOthersDoNotJoin) {
+  three_ = std::make_unique<KeptCommunicator>(fake_nccl(), true);
+  make_both();
+  std::thread aborter([&] { abort_->raise(peer_lost("rank 5 has gone")); });
+  // Far beyond what a test may take: only the abort can end this.
+  three_->update_over(Deadline::after_seconds(3600), *abort_);
+  aborter.join();
+  EXPECT_EQ(three_->id(), 0u);
+  EXPECT_EQ(FakeNccl::alive(), 1);  // that of rank 5
 }
 
 TEST_F(KeptCommunicatorTest, AKeyOfTheWrongSizeIsRefused) {

@@ -89,10 +89,10 @@ void NcclCommunicator::abort() {
   if (usable_.exchange(false)) api_->comm_abort(handle_);
 }
 
-void NcclCommunicator::release(Deadline deadline) {
+void NcclCommunicator::release(Deadline deadline, AbortSignal& abort_signal) {
   if (!usable_) return;
-  AbortSignal never;
-  if (!settle(api_->comm_finalize(handle_), "ending a communicator", deadline, never).is_ok()) {
+  if (!settle(api_->comm_finalize(handle_), "ending a communicator", deadline, abort_signal)
+           .is_ok()) {
     abort();
     return;
   }

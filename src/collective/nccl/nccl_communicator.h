@@ -51,8 +51,9 @@ class NcclCommunicator {
   /// it afterwards. Repeated calls are fine.
   void abort();
   bool usable() const { return usable_; }
-  /// Collective: frees it when all is complete; aborts it at the deadline.
-  void release(Deadline deadline);
+  /// Collective: frees it when all is complete. Aborts it, here, at the deadline or when
+  /// `abort_signal` is raised: a member that has gone does not come.
+  void release(Deadline deadline, AbortSignal& abort_signal);
 
  private:
   NcclCommunicator(std::shared_ptr<const NcclApi> api, std::vector<int> members)

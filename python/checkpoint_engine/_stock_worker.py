@@ -80,6 +80,7 @@ class _Session:
         self._run = run
         self._post_hook = post_hook
         self._buffer: _CudaMapping | _FileMapping | None = None
+        self._load_error: Exception | None = None
 
     def run(self) -> None:
         self._open()
@@ -89,6 +90,10 @@ class _Session:
             self._release()
             if self._next() is not None:
                 raise StockMessageError("the rank sent a bucket after it had released its buffer")
+            if self._load_error is not None:
+                # This rank did not look at the answer to its last bucket (0.4.2): only the engine's own answer will tell.
+                self._rank.refuse(self._load_error)
+                raise self._load_error
             if self._post_hook is not None:
                 self._post_hook()
             self._rank.accept()
@@ -123,15 +128,28 @@ class _Session:
     def _load(self, bucket: list[StockTensor]) -> None:
         try:
             self._buffer.lend(bucket, self._run)
-        except Exception as error:  # the rank answers with an exception to all workers, which _next raises
+        except Exception as error:  # the rank answers with an exception to all workers, which _next raises; or with None
             self._rank.refuse(error)
+            _forget_locals(error)
+            self._load_error = self._load_error or error
         else:
             self._rank.accept()
 
     def _release(self) -> None:
-        self._buffer.close()
-        self._buffer = None
+        buffer, self._buffer = self._buffer, None
+        try:
+            buffer.close()
+        except BufferError:  # something of it was kept, which is what the load error says
+            if self._load_error is None:
+                raise
         self._rank.accept()
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """The frames that an error went through hold views of the buffer."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _checked_bytes(tensor: StockTensor, buffer_bytes: int) -> int:

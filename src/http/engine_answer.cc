@@ -143,7 +143,8 @@ Status check_answer(EngineKind kind, const Endpoint& endpoint, const HttpRequest
   }
   if (status == 401 || status == 403) {
     return failed_precondition(concat(what, ": not allowed (HTTP ", status,
-                                      "); give the engine's API key with --api-key-file"));
+                                      "); give the engine's API key with --api-key-file, from "
+                                      "Python in the variable CHECKPOINT_ENGINE_API_KEY"));
   }
   if (status == 404 || status == 405) return not_offered(kind, what, request.path);
   return failed_inside(kind, what, status, error_text(response.body));

@@ -37,6 +37,24 @@ bool accepts_update(const HttpResponse& response) {
   return body.is_object() && body.value("accepts_update", json()) == true;
 }
 
+/// What the workers say of their draft models: whether all of them have one to update. vLLM writes
+/// what is no list or object as Python's str() does.
+Result<bool> draft_models_in(const std::string& engine, const std::string& body) {
+  const json answer = json::parse(body, nullptr, /*allow_exceptions=*/false);
+  const json results = answer.is_object() ? answer.value("results", json()) : json();
+  bool known = results.is_array() && !results.empty();
+  bool all = true;
+  for (const json& one : results) {
+    const bool yes = one == true || one == "True";
+    known = known && (yes || one == false || one == "False");
+    all = all && yes;
+  }
+  if (known) return all;
+  return protocol_error(concat(
+      engine,
+      ": POST /collective_rpc does not say whether there is a draft model: ", error_text(body)));
+}
+
 }  // namespace
 
 EngineClient::EngineClient(EngineKind kind, Endpoint endpoint, std::string bearer_token,
@@ -87,13 +105,15 @@ Status EngineClient::update_weights(const std::map<std::string, std::string>& ad
                                     const AbortSignal& abort) const {
   if (kind_ == EngineKind::kSglang) return update_sglang(addresses, options, deadline, abort);
   if (options.pause_mode.empty()) return update_vllm(addresses, options, deadline, abort);
-  CKPT_RETURN_IF_ERROR(
-      call("POST", "/pause?mode=" + options.pause_mode, "", deadline, abort).status());
-  const Status updated = update_vllm(addresses, options, deadline, abort);
+  if (abort.raised()) return abort.cause();
+  const Status paused =
+      call("POST", "/pause?mode=" + options.pause_mode, "", deadline, abort).status();
+  const Status updated = paused ? update_vllm(addresses, options, deadline, abort) : paused;
+  // Also after a pause that failed: one that hung or was given up may have taken effect.
   const AbortSignal never;
   const Status resumed = call("POST", "/resume", "", Deadline::after(kResumeTime), never).status();
   if (!updated) {
-    if (!resumed) log_error("the engine stays paused: ", resumed.message());
+    if (!resumed) log_error("the engine may stay paused: ", resumed.message());
     return updated;
   }
   return resumed ? resumed : resumed.with_context("the weights are in place, but it stays paused");
@@ -159,17 +179,18 @@ Result<bool> EngineClient::has_draft_model(Deadline deadline, const AbortSignal&
   const HttpRequest session{"GET", "/start_draft_weight_update", {}, bearer_token_};
   CKPT_ASSIGN_OR_RETURN(const HttpResponse known,
                         http_request(endpoint_, session, deadline, abort));
-  if (known.status == 404) return false;
+  if (known.status == 404) {
+    log_info(endpoint_.to_string(),
+             ": this vLLM's weight transfer takes no draft model; one that has a draft model needs "
+             "--engine vllm and the worker extension");
+    return false;
+  }
   const json body = {{"method", "supports_draft_weight_updates"}};
   const HttpRequest request{"POST", "/collective_rpc", dump(body), bearer_token_};
   CKPT_ASSIGN_OR_RETURN(const HttpResponse response,
                         http_request(endpoint_, request, deadline, abort));
-  if (response.status != 200) return false;
-  const json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
-  if (!answer.is_object()) return false;
-  const json results = answer.value("results", json::array());
-  return results.is_array() && !results.empty() &&
-         std::all_of(results.begin(), results.end(), [](const json& one) { return one == true; });
+  CKPT_RETURN_IF_ERROR(check_answer(kind_, endpoint_, request, response));
+  return draft_models_in(concat(engine_name(kind_), " at ", endpoint_.to_string()), response.body);
 }
 
 Status EngineClient::after_vllm_update(const EngineUpdateOptions& options, Deadline deadline,

@@ -17,6 +17,7 @@ namespace {
 
 using nlohmann::json;
 using testing::AllOf;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using Verb = ScriptedAnswer::Verb;
@@ -96,6 +97,35 @@ TEST_F(EngineClientTest, ResumesAnEngineWhoseUpdateFailed) {
   EXPECT_EQ(paths().back(), "/resume");
 }
 
+TEST_F(EngineClientTest, ResumesAnEngineWhosePauseTookTooLong) {
+  server_.script("/pause", {.verb = Verb::kHang});
+  server_.script("/resume", {});
+  EXPECT_EQ(update_vllm({.pause_mode = "wait"}, at_once()).code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(paths(), Contains("/resume"));
+}
+
+TEST_F(EngineClientTest, ResumesAnEngineWhosePauseWasGivenUp) {
+  server_.script("/pause", {.verb = Verb::kHang});
+  server_.script("/resume", {});
+  std::thread other([&] {
+    while (server_.requests().empty()) std::this_thread::yield();
+    abort_.raise(data_loss("rank 3 failed"));
+  });
+  const Status status = update_vllm({.pause_mode = "wait"}, Deadline::after_seconds(100));
+  other.join();
+  EXPECT_EQ(status.message(), "rank 3 failed");
+  EXPECT_THAT(paths(), ElementsAre("/pause?mode=wait", "/resume"));
+  EXPECT_EQ(update_vllm({.pause_mode = "wait"}).message(), "rank 3 failed");
+  EXPECT_EQ(paths().size(), 2u) << "an update that was aborted before calls nobody";
+}
+
+TEST_F(EngineClientTest, ResumesAnEngineWhosePauseFailed) {
+  server_.script("/pause", {.status = 500, .body = R"({"error":{"message":"boom"}})"});
+  server_.script("/resume", {});
+  EXPECT_THAT(update_vllm({.pause_mode = "keep"}).message(), HasSubstr("boom"));
+  EXPECT_THAT(paths(), ElementsAre("/pause?mode=keep", "/resume"));
+}
+
 TEST_F(EngineClientTest, AFailureBehindTheUpdateSaysThatTheWeightsAreThere) {
   server_.script("/collective_rpc", {});
   server_.script("/reset_prefix_cache", {.body = R"({"success":false})"});
@@ -134,7 +164,7 @@ TEST_F(WeightTransferTest, CarriesAddressesAndSetsTheVersionLast) {
 }
 
 TEST_F(WeightTransferTest, ADraftModelHasASessionOfItsOwn) {
-  server_.script("/collective_rpc", {.body = R"({"results":[true,true]})"});
+  server_.script("/collective_rpc", {.body = R"({"results":["True","True"]})"});  // as vLLM does
   server_.script("/start_draft_weight_update", {});
   const Status status = update({.weight_version = "7"});
   ASSERT_TRUE(status.is_ok()) << status.message();
@@ -144,6 +174,37 @@ TEST_F(WeightTransferTest, ADraftModelHasASessionOfItsOwn) {
                                    "/update_weights", "/finish_weight_update", "/weight_info"));
   EXPECT_EQ(json::parse(server_.requests().at(5).body), (json{{"weight_version", nullptr}}));
   EXPECT_EQ(json::parse(server_.requests().at(8).body), (json{{"weight_version", "7"}}));
+}
+
+TEST_F(WeightTransferTest, NoDraftModelIsNoErrorButADoubtIs) {
+  server_.script("/start_draft_weight_update", {.status = 405});
+  server_.script("/collective_rpc", {.body = R"({"results":["False","False"]})"});
+  server_.script("/collective_rpc", {.body = R"({"results":[false,true]})"});
+  for (int i = 0; i < 2; ++i) {
+    const Status status = update();
+    EXPECT_TRUE(status.is_ok()) << status.message();
+    EXPECT_EQ(paths().size(), 6u * (i + 1));
+  }
+  const ScriptedAnswer doubts[] = {
+      {.status = 500, .body = R"({"error":{"message":"what is in doubt"}})"},
+      {.status = 404},
+      {.body = "what is in doubt"},
+      {.body = ""},
+      {.body = R"({"results":[]})"},
+      {.body = R"({"results":[null]})"},
+      {.body = R"(["what is in doubt"])"},
+  };
+  for (const ScriptedAnswer& doubt : doubts) {
+    ScriptedServer server;
+    server.script("/init_weight_transfer_engine", {});
+    server.script("/start_draft_weight_update", {.status = 405});
+    server.script("/collective_rpc", doubt);
+    const Status status = EngineClient(EngineKind::kVllmNative, server.endpoint())
+                              .update_weights(kAddresses, {}, soon(), abort_);
+    EXPECT_FALSE(status.is_ok()) << doubt.body;
+    EXPECT_THAT(status.message(), HasSubstr("/collective_rpc"));
+    EXPECT_EQ(server.requests().size(), 3u) << "nothing was begun";
+  }
 }
 
 TEST_F(WeightTransferTest, AVersionThatWasNotTakenIsAnErrorUnlessNoneIsKept) {
@@ -222,7 +283,7 @@ TEST_F(EngineClientTest, EveryRefusalSaysWhatToDo) {
       {"unauthorized",
        {.status = 401, .body = R"({"error":"Unauthorized"})"},
        StatusCode::kFailedPrecondition,
-       {"--api-key-file", "401"}},
+       {"--api-key-file", "CHECKPOINT_ENGINE_API_KEY", "401"}},
       {"worker failed",
        {.status = 500, .body = "{\"error\":{\"message\":\"shape\\nof layer 3\"}}"},
        StatusCode::kPeerError,

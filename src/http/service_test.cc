@@ -160,6 +160,12 @@ TEST_F(ServiceTest, TheWholeWay) {
                     HasSubstr("route=\"/v1/checkpoints/{name}/update\",status=\"200\"} 1")));
 }
 
+TEST_F(ServiceTest, FreeingWhatIsNotThereIsNoMistake) {
+  const auto answer = ask("DELETE", "/v1/checkpoints/nobody");
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_TRUE(answer.body.empty());
+}
+
 TEST_F(ServiceTest, MistakesOfTheCallerAre4xx) {
   struct Case {
     int status;
@@ -170,7 +176,6 @@ TEST_F(ServiceTest, MistakesOfTheCallerAre4xx) {
       {404, "POST", "/v1/checkpoints/a/files", R"({"files":["/no/such.safetensors"]})", "/no/such"},
       {400, "POST", "/v1/checkpoints/%/files", R"({"files":[]})", "%"},
       {409, "POST", "/v1/checkpoints/taken/files", R"({"files":[]})", "registered already"},
-      {404, "DELETE", "/v1/checkpoints/a", "", "not registered"},
       {409, "POST", "/v1/checkpoints/a/update", "{}", "gather-metas"},
       {400, "POST", "/v1/checkpoints/a/update", R"({"ranks":[2]})", "ranks 0 to 1"},
       {400, "POST", "/v1/metas", "{}", "format"},

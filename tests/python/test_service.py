@@ -77,7 +77,7 @@ class Service:
         return answer.status, value
 
     def check(self, method, path, status, value):
-        if path == "/openapi.json" or status == 401:
+        if path == "/openapi.json":
             return
         if self.description is None:
             self.description = self.ask("GET", "/openapi.json")[1]
@@ -170,7 +170,7 @@ def test_two_services_update_an_engine_again_and_again(checkpoint, receivers, se
     assert status == 200 and len(metas["ranks"]) == 2
     assert ask_all(ranks, "DELETE", "/v1/checkpoints/step%201") == [(200, "")] * 2
     assert ranks[0].ask("POST", "/v1/checkpoints/step%201/update", {})[0] == 409
-    assert ranks[0].ask("DELETE", "/v1/checkpoints/step%201")[0] == 404
+    assert ranks[0].ask("DELETE", "/v1/checkpoints/step%201") == (200, ""), "freed already"
     for service in reversed(ranks):
         log = service.stop()
         assert service.process.returncode == 0, log

@@ -19,6 +19,9 @@ namespace {
 constexpr std::uint64_t kChunkBytes = 32 << 20;
 constexpr std::uint64_t kTouchBytes = 4096;
 constexpr std::size_t kWindow = 4;  // chunks queued at once
+// Tensors whose digests are queued at once: a stream uses the memory and the events of those before
+// again, and makes new ones only for what nobody has waited for.
+constexpr std::size_t kDigestWindow = 8;
 constexpr int kMostThreads = 16;
 
 /// Pieces of a pool that are touched and pinned, in the order given, ahead of whoever waits for
@@ -95,6 +98,7 @@ class DeviceLoad {
   std::size_t piece_of(std::uint64_t offset) const;
   std::vector<std::size_t> needed_pieces() const;
   Status wait_for_oldest();
+  Status wait(CopyStream& stream, CopyStream::Ticket ticket);
 
   HostPool& pool_;
   const std::span<const PoolTensor> tensors_;
@@ -110,6 +114,9 @@ class DeviceLoad {
 };
 
 Status DeviceLoad::digest(std::size_t tensor) {
+  if (tensor >= kDigestWindow) {
+    CKPT_RETURN_IF_ERROR(wait(*summing_, digests_[tensor - kDigestWindow].ticket));
+  }
   TensorDigest& digest = digests_[tensor];
   std::vector<DigestRequest> requests;
   const std::uint64_t bytes = tensors_[tensor].bytes;
@@ -123,11 +130,15 @@ Status DeviceLoad::digest(std::size_t tensor) {
   return Status();
 }
 
+Status DeviceLoad::wait(CopyStream& stream, CopyStream::Ticket ticket) {
+  return stream.wait(ticket, options_.deadline,
+                     options_.abort != nullptr ? *options_.abort : never_);
+}
+
 Status DeviceLoad::wait_for_oldest() {
   const CopyStream::Ticket ticket = queued_.front();
   queued_.pop_front();
-  return copies_->wait(ticket, options_.deadline,
-                       options_.abort != nullptr ? *options_.abort : never_);
+  return wait(*copies_, ticket);
 }
 
 std::size_t DeviceLoad::piece_of(std::uint64_t offset) const {
@@ -193,8 +204,7 @@ Result<TensorSums> DeviceLoad::run() {
   while (!queued_.empty()) CKPT_RETURN_IF_ERROR(wait_for_oldest());
   TensorSums sums(bytes);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    CKPT_RETURN_IF_ERROR(summing_->wait(digests_[i].ticket, options_.deadline,
-                                        options_.abort != nullptr ? *options_.abort : never_));
+    CKPT_RETURN_IF_ERROR(wait(*summing_, digests_[i].ticket));
     for (std::size_t block = 0; block < digests_[i].sums.size(); ++block) {
       sums.add(i, block * TensorSums::kBlockBytes, digests_[i].sums[block]);
     }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes a folder that runs on machines without any of our packages (Ubuntu 24.04 or newer, any GPU driver): the program, the
-# device test and the GPU benchmark, with the shared libraries that they need. It may be copied anywhere.
+# Makes a folder that runs on machines without any of our packages (Ubuntu 24.04 or newer): the program, the device test and
+# the GPU benchmark, with the shared libraries that they need. It may be copied anywhere. GPUs need a driver that knows the
+# CUDA version of the build (580 or newer for CUDA 13, 525 or newer for CUDA 12); without GPUs no driver is needed.
 #   usage: scripts/bundle.sh [--python PYTHON] [FOLDER]        default: build/bundle
 # With --python the Python package for that version of Python is in FOLDER/python: PYTHONPATH=FOLDER/python is all that it needs.
 # PYTHON must have nanobind and scikit-build-core; the package imports pyzmq where it meets ranks of the field's package.

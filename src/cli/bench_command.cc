@@ -9,6 +9,7 @@
 #include "cli/bench_shares.h"
 #include "cli/ceilings.h"
 #include "cli/terminal.h"
+#include "device/cuda/driver.h"
 
 namespace ckpt {
 namespace {
@@ -16,7 +17,10 @@ namespace {
 constexpr int kMostThreads = 16;
 
 Result<std::vector<std::shared_ptr<Device>>> devices_of(const BenchCommand& command, int threads) {
-  const int gpus = command.device == "host" ? 0 : cuda_device_count();
+  int gpus = 0;
+  if (command.device != "host") {
+    CKPT_ASSIGN_OR_RETURN(gpus, find_gpus());
+  }
   std::vector<std::shared_ptr<Device>> devices;
   if (command.device == "cuda" && gpus == 0) return make_cuda_device(0).status();
   for (int i = 0; i < gpus; ++i) {

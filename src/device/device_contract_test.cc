@@ -11,6 +11,7 @@
 #include "base/shared_memory.h"
 #include "base/strings.h"
 #include "checkpoint/digest.h"
+#include "device/cuda/driver.h"
 #include "device/device.h"
 
 namespace ckpt {
@@ -310,6 +311,13 @@ TEST(HostDevice, RefusesAHandleOfAnotherSize) {
   BufferHandle handle = buffer->handle();
   handle.bytes = 1 << 20;
   EXPECT_EQ(device->open(handle).status().code(), StatusCode::kProtocol);
+}
+
+TEST(CudaDevice, AreCountedAndMissingOnesAreNoFailure) {
+  const Result<int> found = find_gpus();
+  if (!found.is_ok()) GTEST_SKIP() << found.status().to_string();
+  EXPECT_EQ(*found, cuda_device_count());
+  EXPECT_EQ(make_cuda_device(0).is_ok(), *found > 0);
 }
 
 TEST(CudaDevice, IsFoundByItsUuid) {

@@ -2,6 +2,7 @@
 
 #include "base/env.h"
 #include "base/strings.h"
+#include "device/cuda/driver.h"
 
 namespace ckpt {
 namespace {
@@ -17,10 +18,13 @@ constexpr std::uint64_t kSmallestBucket = 4096;
 
 Result<std::shared_ptr<Device>> open_device(const std::string& wanted, int local_rank,
                                             int copy_threads) {
-  const int gpus = wanted == "host" ? 0 : cuda_device_count();
-  if (wanted == "host" || (wanted == "auto" && gpus == 0)) return make_host_device(copy_threads);
-  if (wanted == "auto" || wanted == "cuda")
+  if (wanted == "host") return make_host_device(copy_threads);
+  if (wanted == "auto" || wanted == "cuda") {
+    // A driver that cannot be used is an error for auto too: whoever has GPUs wants them.
+    CKPT_ASSIGN_OR_RETURN(const int gpus, find_gpus());
+    if (wanted == "auto" && gpus == 0) return make_host_device(copy_threads);
     return make_cuda_device(gpus > 0 ? local_rank % gpus : 0);
+  }
   return invalid_argument(concat("no device ", quoted(wanted), "; there are auto, host and cuda"));
 }
 

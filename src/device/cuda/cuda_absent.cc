@@ -1,4 +1,5 @@
 // What takes the place of the CUDA backend in a build without a CUDA toolkit.
+#include "device/cuda/driver.h"
 #include "device/device.h"
 
 namespace ckpt {
@@ -19,5 +20,7 @@ Result<std::shared_ptr<Device>> make_cuda_device(const std::string&) {
 }
 
 int cuda_device_count() { return 0; }
+
+Result<int> find_gpus() { return 0; }
 
 }  // namespace ckpt

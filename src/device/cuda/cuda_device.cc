@@ -9,6 +9,7 @@
 
 #include "base/strings.h"
 #include "device/cuda/cuda_stream.h"
+#include "device/cuda/driver.h"
 #include "device/cuda/gpu.h"
 #include "device/device.h"
 
@@ -203,10 +204,8 @@ Result<std::unique_ptr<PinnedRange>> CudaDevice::pin(std::byte* data, std::uint6
 }  // namespace
 
 int cuda_device_count() {
-  int count = 0;
-  if (::cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  ::cudaGetLastError();
-  return 0;
+  const Result<int> found = find_gpus();
+  return found.is_ok() ? *found : 0;
 }
 
 Result<std::shared_ptr<Device>> make_cuda_device(const std::string& uuid) {
@@ -225,11 +224,11 @@ Result<std::shared_ptr<Device>> make_cuda_device(const std::string& uuid) {
 
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   Gpu gpu{.ordinal = ordinal, .uuid = "no GPU yet", .name = "CUDA"};
-  int count = 0;
-  if (const cudaError_t error = ::cudaGetDeviceCount(&count); error != cudaSuccess) {
-    ::cudaGetLastError();
-    return unavailable(concat("no usable CUDA driver: ", ::cudaGetErrorString(error),
-                              "; install the NVIDIA driver or use --device host"));
+  CKPT_ASSIGN_OR_RETURN(const int count, find_gpus());
+  if (count == 0) {
+    return unavailable(
+        "this process sees no GPU, or there is no NVIDIA driver: install the driver, see what "
+        "CUDA_VISIBLE_DEVICES says, or use --device host");
   }
   if (ordinal < 0 || ordinal >= count) {
     return not_found(concat("no GPU ", ordinal, ": this process sees ", count,

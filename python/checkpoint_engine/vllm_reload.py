@@ -6,6 +6,7 @@ gets load_weights and process_weights_after_loading, which suffices for models t
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from ._log import logger
@@ -21,9 +22,15 @@ class ModelReload:
     what layers still hold of this one with its own.
     """
 
-    def __init__(self, models: list[tuple[Any, Any]], device: Any, *, begun: bool = False):
-        """With `begun`, vLLM has begun the layerwise reload itself, and ends it when the update has succeeded."""
+    def __init__(self, models: list[tuple[Any, Any]], device: Any, *, begun: bool = False, drafter: bool = False):
+        """
+        Args:
+            models: the target model first.
+            begun: vLLM has begun the layerwise reload itself, and ends it when the update has succeeded.
+            drafter: there is no target model among them, but a drafter alone.
+        """
         self._models = models
+        self._drafter = drafter
         self._device = device
         self._begun_outside = begun
         self._layerwise = _layerwise_reload()
@@ -65,7 +72,11 @@ class ModelReload:
     def _check_complete(self) -> None:
         """Of the target model only: a drafter shares weights with it, or loads what it needs of the same names."""
         model, config = self._models[0]
-        if self._layerwise is None or getattr(config, "quantization", None) is not None:
+        if self._layerwise is None or self._drafter:
+            return
+        quantization = getattr(config, "quantization", None)
+        if quantization is not None:
+            _say_unchecked(quantization)
             return
         missing = missing_weights(model, self._loaded[0])
         if missing:
@@ -116,6 +127,15 @@ class ExpertKernels:
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
         self._forgotten.clear()
+
+
+@cache
+def _say_unchecked(quantization: str) -> None:
+    """Once: the layers of such a model want other tensors than its checkpoint has."""
+    logger.warning(
+        "updates of this model are not checked for weights that they lack (quantization: %s); register the whole checkpoint",
+        quantization,
+    )
 
 
 def _load_by_name(model: Any, weights: Weights) -> Any:

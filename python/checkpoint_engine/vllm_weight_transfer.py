@@ -68,7 +68,12 @@ class CheckpointWeightTransferEngine(WeightTransferEngine):
         Up to vLLM 0.23 the worker itself has begun a layerwise reload, ends it afterwards, and gives `load_weights`.
         """
         config = getattr(self, "model_config", None) or _config_of(self.model)
-        reload = ModelReload([(self.model, config)], self._worker_device, begun=load_weights is not None)
+        reload = ModelReload(
+            [(self.model, config)],
+            self._worker_device,
+            begun=load_weights is not None,
+            drafter=self.model is not getattr(self, "_default_model", self.model),  # vLLM puts it here for its session
+        )
         receive(update_info.addresses, self.parallel_config.rank, self._worker_device, reload)
 
     @staticmethod
@@ -83,4 +88,17 @@ class CheckpointWeightTransferEngine(WeightTransferEngine):
 def _config_of(model: Any) -> Any:
     """What a reload wants of a model's configuration, where vLLM does not hand it over."""
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    return SimpleNamespace(dtype=dtype, quantization="not told")
+    return SimpleNamespace(dtype=dtype, quantization=_quantization_of(model))
+
+
+def _quantization_of(model: Any) -> str | None:
+    """By what its layers say: how the first quantised one is, and None when they all say that they are not."""
+    methods = [getattr(layer, "quant_method", None) for layer in model.modules()]
+    kinds = [type(method) for method in methods if method is not None]
+    if not kinds:
+        return "not told"
+    return next((kind.__name__ for kind in kinds if not _is_plain(kind)), None)
+
+
+def _is_plain(kind: type) -> bool:
+    return any(base.__name__.startswith("Unquantized") for base in kind.__mro__)

@@ -2,6 +2,7 @@
 import importlib
 import sys
 import types
+from contextlib import nullcontext
 
 import pytest
 
@@ -213,26 +214,69 @@ def test_the_interface_of_vllm_0_23(vllm, monkeypatch):
     assert not any(layer.reloading for layer in model.modules())
 
 
+class OldBase(Base):
+    """vLLM 0.23's: no device and no configuration of the model."""
+
+    def __init__(self, config, parallel_config, model):
+        self.model, self.parallel_config = model, parallel_config
+
+
+class GpuModel(Model):
+    place = types.SimpleNamespace(type="cuda", index=3)
+
+    def parameters(self):
+        yield types.SimpleNamespace(device=self.place, dtype="bfloat16", is_floating_point=lambda: True)
+
+
+def old_engine(monkeypatch, buckets, model):
+    monkeypatch.setattr(sys.modules["vllm.distributed.weight_transfer.base"], "WeightTransferEngine", OldBase)
+    _, called = backend(monkeypatch, buckets, model, make=False)
+    module = importlib.import_module("checkpoint_engine.vllm_weight_transfer")
+    return module.CheckpointWeightTransferEngine(None, types.SimpleNamespace(rank=0), model), called
+
+
+@pytest.mark.parametrize("kinds, quantization", [
+    (("UnquantizedLinearMethod", None), None),
+    (("UnquantizedLinearMethod", "Fp8LinearMethod"), "Fp8LinearMethod"),
+    ((None, None), "not told"),
+])
+def test_whether_a_model_of_vllm_0_23_is_quantised_is_what_its_layers_say(vllm, monkeypatch, caplog, kinds, quantization):
+    from checkpoint_engine import vllm_reload
+
+    vllm_reload._say_unchecked.cache_clear()
+    platform = types.SimpleNamespace(device_type="cuda", get_device_uuid=lambda index: "GPU-a")
+    monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", platform)
+    model = GpuModel()
+    for layer, kind in zip(model.layers.values(), kinds, strict=True):
+        if kind is not None:
+            layer.quant_method = type("ModelsOwn" if kind.startswith("Un") else kind, (type(kind, (), {}),), {})()
+    for _ in range(2):
+        engine, _ = old_engine(monkeypatch, [[("first", Tensor(4))]], model)
+        initialize(model)
+        info = engine.parse_update_info({"addresses": {"GPU-a": "ipc://@a"}})
+        with pytest.raises(RuntimeError, match="lacks weights.*norm.weight") if quantization is None else nullcontext():
+            engine.receive_weights(info, load_weights=model.load_weights)
+    assert caplog.text.count("not checked") == (quantization is not None)
+    assert quantization is None or f"quantization: {quantization}" in caplog.text
+
+
+def test_a_drafter_in_its_own_session_need_not_get_every_weight(vllm, monkeypatch):
+    """It shares some with the target model."""
+    engine, _ = backend(monkeypatch, [[("first", Tensor(4))]], Model())
+    engine._default_model, engine.model = engine.model, Model()
+    engine.update_weights(ADDRESSES)
+    engine.model = engine._default_model
+    with pytest.raises(RuntimeError, match="lacks weights"):
+        engine.update_weights(ADDRESSES)
+
+
 def test_the_device_of_a_worker_of_vllm_0_23(vllm, monkeypatch):
     """Nobody tells it there, and in the reload that the worker has begun all parameters are on the meta device."""
-    class OldBase(Base):
-        def __init__(self, config, parallel_config, model):
-            self.model, self.parallel_config = model, parallel_config
-
-    class GpuModel(Model):
-        place = types.SimpleNamespace(type="cuda", index=3)
-
-        def parameters(self):
-            yield types.SimpleNamespace(device=self.place, dtype="bfloat16", is_floating_point=lambda: True)
-
     asked = []
     platform = types.SimpleNamespace(device_type="cuda", get_device_uuid=lambda index: asked.append(index) or "GPU-a")
     monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", platform)
-    monkeypatch.setattr(sys.modules["vllm.distributed.weight_transfer.base"], "WeightTransferEngine", OldBase)
-    _, called = backend(monkeypatch, WHOLE, Model(), make=False)
-    module = importlib.import_module("checkpoint_engine.vllm_weight_transfer")
     model = GpuModel()
-    engine = module.CheckpointWeightTransferEngine(None, types.SimpleNamespace(rank=0), model)
+    engine, called = old_engine(monkeypatch, WHOLE, model)
     initialize(model)
     model.place = types.SimpleNamespace(type="meta", index=None)
     engine.receive_weights(engine.parse_update_info({"addresses": {"GPU-a": "ipc://@a"}}), load_weights=model.load_weights)

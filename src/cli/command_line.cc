@@ -36,9 +36,11 @@ const CLI::Range kAnySeconds(0.001, 1e9);
 void add_job(CLI::App& app, RankOptions& o) {
   app.add_option("--rendezvous", o.rendezvous,
                  "HOST:PORT of the hub (default: MASTER_ADDR and MASTER_PORT + 1)");
-  app.add_option("--advertise", o.advertise,
-                 "address or interface of this host for reading and being read (default: "
-                 "PS_HOST_IP, else what routes to the hub)");
+  app.add_option(
+      "--advertise", o.advertise,
+      "address or interface of this host for reading and being read; TCP then uses that "
+      "interface only (default: PS_HOST_IP, else what routes to the hub, else, for a hub "
+      "on the loopback interface, to other hosts)");
   app.add_flag("--external-hub", o.external_hub,
                "the hub runs already (checkpoint-engine hub), rank 0 starts none");
   app.add_option("--job", o.job, "name of the job; ranks of different jobs refuse each other");

@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -232,6 +233,20 @@ def test_the_address_is_chosen_logged_and_in_the_metas(tmp_path, checkpoint, own
                engine.socket, "--advertise", "203.0.113.9")
     assert done.returncode == 0, done.stdout + done.stderr
     assert engine.finish()[0] == 0
+
+
+def test_a_job_of_one_host_names_an_address_that_others_reach(checkpoint, owners):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        try:
+            datagrams.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("no default route")
+        outward = datagrams.getsockname()[0]
+    if outward.startswith("127."):
+        pytest.skip("the default route leads to this host")
+    running = owners(checkpoint, nproc=1)
+    network = json.loads(running.metas.read_text())["ranks"][0]["network"]
+    assert network["address"] == outward and network["devices"] and "lo" not in network["devices"], network
 
 
 def test_inspect_network():

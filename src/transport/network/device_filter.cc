@@ -83,40 +83,41 @@ Result<std::vector<std::string>> listed_devices(std::string_view list,
 }
 
 Result<std::vector<std::string>> nccl_devices(std::string_view filter,
-                                              std::vector<std::string> available) {
-  std::ranges::sort(available, natural_less);
+                                              std::vector<std::string> active_ports) {
+  std::ranges::sort(active_ports, natural_less);
   std::string_view rest = trim(filter);
   const bool exclude = rest.starts_with('^');
   if (exclude) rest.remove_prefix(1);
   const bool exact = rest.starts_with('=');
   if (exact) rest.remove_prefix(1);
   const std::vector<Wanted> items = items_of(rest);
-  if (items.empty() && !exclude) return limited(std::move(available));
-  const auto matches = [&](const std::string& device, const Wanted& wanted) {
-    return exact ? device == wanted.name : device.starts_with(wanted.name);
+  if (items.empty() && !exclude) return limited(std::move(active_ports));
+  const auto matches = [&](std::string_view active, const Wanted& wanted) {
+    const std::size_t colon = active.find(':');
+    const std::string_view name = active.substr(0, colon), port = active.substr(colon);
+    if (!wanted.port.empty() && wanted.port != port) return false;
+    return exact ? name == wanted.name : name.starts_with(wanted.name);
   };
-  std::vector<std::string> devices;
+  std::vector<std::string> chosen;
   if (exclude) {
-    for (const std::string& device : available) {
+    for (const std::string& active : active_ports) {
       const bool out =
-          std::ranges::any_of(items, [&](const Wanted& wanted) { return matches(device, wanted); });
-      if (!out) devices.push_back(device);
+          std::ranges::any_of(items, [&](const Wanted& wanted) { return matches(active, wanted); });
+      if (!out) chosen.push_back(active);
     }
   } else {
     for (const Wanted& wanted : items) {
-      for (const std::string& device : available) {
-        std::string with_port = device + wanted.port;
-        if (!matches(device, wanted)) continue;
-        if (std::ranges::find(devices, with_port) == devices.end()) {
-          devices.push_back(std::move(with_port));
-        }
+      for (const std::string& active : active_ports) {
+        if (!matches(active, wanted)) continue;
+        if (std::ranges::find(chosen, active) == chosen.end()) chosen.push_back(active);
       }
     }
   }
-  if (devices.empty()) {
-    return not_found(concat("NCCL_IB_HCA=", filter, " leaves no RDMA device: ", known(available)));
+  if (chosen.empty()) {
+    return not_found(concat("NCCL_IB_HCA=", filter,
+                            " leaves no RDMA device with an active port: ", known(active_ports)));
   }
-  return limited(std::move(devices));
+  return limited(std::move(chosen));
 }
 
 }  // namespace ckpt

@@ -22,11 +22,11 @@ bool natural_less(std::string_view a, std::string_view b);
 Result<std::vector<std::string>> listed_devices(std::string_view list,
                                                 std::vector<std::string> available);
 
-/// NCCL_IB_HCA: "mlx5" prefixes, "=mlx5_0" exact names, "^mlx5" and "^=mlx5_0" all but those;
-/// ":PORT" behind a name. Spaces around names and empty items count for nothing, and neither does
-/// an empty filter: it means all, in natural order. kNotFound names the filter and the devices when
-/// it leaves none.
+/// NCCL_IB_HCA, which chooses among active ports ("mlx5_0:1"): "mlx5" prefixes, "=mlx5_0" exact
+/// names, "^mlx5" and "^=mlx5_0" all but those; ":PORT" behind a name means that port only. Spaces
+/// around names and empty items count for nothing, and neither does an empty filter: it means all,
+/// in natural order. kNotFound names the filter and the ports when it leaves none.
 Result<std::vector<std::string>> nccl_devices(std::string_view filter,
-                                              std::vector<std::string> available);
+                                              std::vector<std::string> active_ports);
 
 }  // namespace ckpt

@@ -19,27 +19,40 @@ std::vector<std::string> names_of(const std::vector<RdmaDevice>& devices) {
   return names;
 }
 
+/// "mlx5_0:1", in the order of the devices.
+std::vector<std::string> active_ports(const std::vector<RdmaDevice>& devices) {
+  std::vector<std::string> ports;
+  for (const RdmaDevice& device : devices) {
+    for (const int port : device.active_ports) ports.push_back(concat(device.name, ':', port));
+  }
+  return ports;
+}
+
 Result<std::vector<std::string>> wanted_devices(const std::vector<RdmaDevice>& present) {
   if (const auto list = env_string("PS_P2P_STORE_RDMA_DEVICES")) {
     return listed_devices(*list, names_of(present));
   }
-  if (present.empty()) return std::vector<std::string>();
-  if (const auto filter = env_string("NCCL_IB_HCA"))
-    return nccl_devices(*filter, names_of(present));
-  std::vector<RdmaDevice> active;
-  for (const RdmaDevice& device : present) {
-    if (!device.active_ports.empty()) active.push_back(device);
-  }
-  return names_of(active);
+  const std::vector<std::string> active = active_ports(present);
+  const auto filter = env_string("NCCL_IB_HCA");
+  return filter && !active.empty() ? nccl_devices(*filter, active) : active;
 }
 
 /// Every active port of a device where none was named; port 1 where none is active.
 std::vector<std::string> with_ports(const std::string& wanted, const RdmaDevice& device) {
   if (wanted != device.name) return {wanted};
-  std::vector<std::string> ports;
-  for (const int port : device.active_ports) ports.push_back(concat(device.name, ':', port));
+  std::vector<std::string> ports = active_ports({device});
   if (ports.empty()) ports.push_back(concat(device.name, ":1"));
   return ports;
+}
+
+/// What may be used beside RDMA devices: nobody reaches them over TCP else.
+std::vector<std::string> interfaces_beside(const OwnAddress& own, const std::string& sysfs) {
+  if (!own.named) {
+    std::vector<std::string> outward = outward_interfaces(sysfs);
+    if (!outward.empty()) return outward;
+  }
+  if (own.interface.empty()) return {};
+  return {own.interface};
 }
 
 }  // namespace
@@ -67,14 +80,16 @@ Result<NetworkChoice> choose_network(const NetworkRequest& request) {
     }
   }
   const std::string& interface = choice.address.interface;
-  const bool named = !choice.address.address.empty() && !choice.address.reason.starts_with("route");
   if (choice.rdma) {
-    choice.limit = join(choice.devices, ",");
-    if (!interface.empty()) choice.limit += concat(',', interface);
+    std::vector<std::string> limit = choice.devices;
+    for (std::string& beside : interfaces_beside(choice.address, request.sysfs)) {
+      limit.push_back(std::move(beside));
+    }
+    choice.limit = join(limit, ",");
   } else if (!interface.empty()) {
     choice.devices = {interface};
     choice.mbit = interface_mbit(request.sysfs, interface);
-    if (named) choice.limit = interface;
+    if (choice.address.named) choice.limit = interface;
   }
   CKPT_ASSIGN_OR_RETURN(const auto given, env_int({"PS_NETWORK_MBIT"}));
   if (given && *given > 0) choice.mbit = static_cast<std::uint64_t>(*given);

@@ -28,10 +28,11 @@ struct NetworkChoice {
   std::string text;        ///< for the log
 };
 
-/// RDMA devices by PS_P2P_STORE_RDMA_DEVICES, else NCCL_IB_HCA (which counts for nothing on a host
-/// without any), else all with an active port; of these the rank's own ones. An interface limits
-/// the transport only where the user has named it. Errors are those of own_address and of the
-/// filters; they say what the user gave.
+/// RDMA devices by PS_P2P_STORE_RDMA_DEVICES, else NCCL_IB_HCA among the active ports (it counts
+/// for nothing on a host without any), else all with an active port; of these the rank's own ones.
+/// An interface limits the transport only where the user has named it; beside RDMA devices, all
+/// that lead to other hosts stay open. Errors are those of own_address and of the filters; they say
+/// what the user gave.
 Result<NetworkChoice> choose_network(const NetworkRequest& request);
 
 }  // namespace ckpt

@@ -1,6 +1,9 @@
 #include "transport/network/network_devices.h"
 
+#include <net/if.h>
+
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -47,6 +50,17 @@ std::uint64_t rate_mbit(const std::string& text) {
   return static_cast<std::uint64_t>(gigabit * 1000);
 }
 
+/// "0x1003": up, and not the loopback interface. What is no interface has no flags.
+bool leads_outward(const fs::path& interface) {
+  const std::string text = first_line(interface / "flags");
+  if (!text.starts_with("0x")) return false;
+  unsigned flags = 0;
+  if (std::from_chars(text.data() + 2, text.data() + text.size(), flags, 16).ec != std::errc()) {
+    return false;
+  }
+  return (flags & IFF_UP) != 0 && (flags & IFF_LOOPBACK) == 0;
+}
+
 RdmaDevice read_device(const fs::path& folder, const std::string& name) {
   RdmaDevice device{name, {}, 0, real_path(folder / "device"), -1};
   if (const auto node = parse_int(first_line(folder / "device" / "numa_node")); node.is_ok()) {
@@ -74,6 +88,13 @@ std::vector<RdmaDevice> rdma_devices(const std::string& sysfs) {
 
 std::vector<std::string> interfaces(const std::string& sysfs) {
   return names_in(fs::path(sysfs) / "class" / "net");
+}
+
+std::vector<std::string> outward_interfaces(const std::string& sysfs) {
+  const fs::path all = fs::path(sysfs) / "class" / "net";
+  std::vector<std::string> names = names_in(all);
+  std::erase_if(names, [&](const std::string& name) { return !leads_outward(all / name); });
+  return names;
 }
 
 std::uint64_t interface_mbit(const std::string& sysfs, const std::string& interface) {

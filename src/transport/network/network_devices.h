@@ -19,6 +19,8 @@ struct RdmaDevice {
 std::vector<RdmaDevice> rdma_devices(const std::string& sysfs);
 /// All of them, in natural order.
 std::vector<std::string> interfaces(const std::string& sysfs);
+/// Those that are up and lead to other hosts, in natural order.
+std::vector<std::string> outward_interfaces(const std::string& sysfs);
 /// 0: unknown, as for virtual interfaces.
 std::uint64_t interface_mbit(const std::string& sysfs, const std::string& interface);
 /// Of a GPU by its uuid ("GPU-..."); empty where the driver does not say. `procfs` is "/proc".

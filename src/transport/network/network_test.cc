@@ -22,29 +22,43 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 const std::vector<std::string> kDevices = {"mlx5_10", "mlx5_2", "mlx5_0", "mlx5_1", "efa0"};
+/// Of the same, and of a second port.
+const std::vector<std::string> kPorts = {"mlx5_10:1", "mlx5_2:1", "mlx5_0:1",
+                                         "mlx5_1:2",  "mlx5_1:1", "efa0:1"};
 
 std::vector<std::string> filtered(const char* filter) {
-  const auto devices = nccl_devices(filter, kDevices);
+  const auto devices = nccl_devices(filter, kPorts);
   EXPECT_TRUE(devices.is_ok()) << devices.status().to_string();
   return devices ? *devices : std::vector<std::string>();
 }
 
 TEST(DeviceFilter, HasTheMeaningOfNccl) {
-  EXPECT_THAT(filtered(""), ElementsAre("efa0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"));
-  EXPECT_THAT(filtered(" , "), ElementsAre("efa0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"));
-  EXPECT_THAT(filtered("mlx5"), ElementsAre("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"));
-  EXPECT_THAT(filtered("mlx5_1"), ElementsAre("mlx5_1", "mlx5_10")) << "a prefix";
-  EXPECT_THAT(filtered("=mlx5_1"), ElementsAre("mlx5_1"));
-  EXPECT_THAT(filtered("=mlx5_2,, mlx5_0 "), ElementsAre("mlx5_2", "mlx5_0")) << "given order";
-  EXPECT_THAT(filtered("^mlx5_1"), ElementsAre("efa0", "mlx5_0", "mlx5_2"));
-  EXPECT_THAT(filtered("^=mlx5_1"), ElementsAre("efa0", "mlx5_0", "mlx5_2", "mlx5_10"));
+  const auto all =
+      ElementsAre("efa0:1", "mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_2:1", "mlx5_10:1");
+  EXPECT_THAT(filtered(""), all);
+  EXPECT_THAT(filtered(" , "), all);
+  EXPECT_THAT(filtered("mlx5"),
+              ElementsAre("mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_2:1", "mlx5_10:1"));
+  EXPECT_THAT(filtered("mlx5_1"), ElementsAre("mlx5_1:1", "mlx5_1:2", "mlx5_10:1")) << "a prefix";
+  EXPECT_THAT(filtered("=mlx5_1"), ElementsAre("mlx5_1:1", "mlx5_1:2"));
+  EXPECT_THAT(filtered("=mlx5_2,, mlx5_0 "), ElementsAre("mlx5_2:1", "mlx5_0:1")) << "given order";
+  EXPECT_THAT(filtered("^mlx5_1"), ElementsAre("efa0:1", "mlx5_0:1", "mlx5_2:1"));
+  EXPECT_THAT(filtered("^=mlx5_1"), ElementsAre("efa0:1", "mlx5_0:1", "mlx5_2:1", "mlx5_10:1"));
+  EXPECT_THAT(filtered("mlx5_0,efa,mlx5_0"), ElementsAre("mlx5_0:1", "efa0:1")) << "each once";
+}
+
+TEST(DeviceFilter, APortBehindANameMeansThatPortOnly) {
   EXPECT_THAT(filtered("=mlx5_0:1,mlx5_1:2"), ElementsAre("mlx5_0:1", "mlx5_1:2"));
-  EXPECT_THAT(filtered("mlx5_0,mlx5"), ElementsAre("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10"));
+  EXPECT_THAT(filtered("mlx5_1:1"), ElementsAre("mlx5_1:1", "mlx5_10:1")) << "a prefix";
+  EXPECT_THAT(filtered("^mlx5:1"), ElementsAre("efa0:1", "mlx5_1:2"));
+  EXPECT_THAT(filtered("^=mlx5_1:2,mlx5_0:2"),
+              ElementsAre("efa0:1", "mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_10:1"));
+  EXPECT_THAT(filtered("=mlx5_0:7,mlx5_2"), ElementsAre("mlx5_2:1")) << "no such port";
 }
 
 TEST(DeviceFilter, OneThatLeavesNothingIsAnErrorThatNamesBothSides) {
-  for (const char* filter : {"bnxt", "=mlx5", "^mlx5,efa", "=^mlx5_0"}) {
-    const auto devices = nccl_devices(filter, kDevices);
+  for (const char* filter : {"bnxt", "=mlx5", "^mlx5,efa", "=^mlx5_0", "=mlx5_0:7", "mlx5_0:x"}) {
+    const auto devices = nccl_devices(filter, kPorts);
     ASSERT_FALSE(devices.is_ok()) << filter;
     EXPECT_EQ(devices.status().code(), StatusCode::kNotFound);
     EXPECT_THAT(devices.status().message(), HasSubstr(filter));
@@ -58,10 +72,10 @@ TEST(DeviceFilter, AListKeepsItsOrderAndThereIsALimit) {
   EXPECT_THAT(*listed_devices(" mlx5_10 ,mlx5_2:1,,mlx5_10", kDevices),
               ElementsAre("mlx5_10", "mlx5_2:1"));
   std::vector<std::string> many;
-  for (int i = 39; i >= 0; --i) many.push_back(concat("mlx5_", i));
+  for (int i = 39; i >= 0; --i) many.push_back(concat("mlx5_", i, ":1"));
   const auto devices = *nccl_devices("mlx5", many);
   ASSERT_EQ(devices.size(), 32u);
-  EXPECT_EQ(devices.back(), "mlx5_31");
+  EXPECT_EQ(devices.back(), "mlx5_31:1");
 }
 
 TEST(DeviceFilter, PeopleCountSo) {
@@ -177,8 +191,10 @@ TEST_F(FakeHost, FiltersChooseAndPortsThatAreDownAreLeftOut) {
   add_rdma("mlx5_1", "pci0/b");
   EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_1:1"));
   EXPECT_EQ(choose_network(request())->mbit, 400'000u);
+  ::setenv("NCCL_IB_HCA", "mlx5", 1);
+  EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_1:1"));
   ::setenv("NCCL_IB_HCA", "=mlx5_0", 1);
-  EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_0:1")) << "as asked for";
+  EXPECT_THAT(choose_network(request()).status().message(), HasSubstr("NCCL_IB_HCA==mlx5_0"));
   ::setenv("PS_P2P_STORE_RDMA_DEVICES", "mlx5_1:2", 1);
   EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_1:2")) << "wins";
   EXPECT_TRUE(choose_network(request())->rdma);
@@ -193,13 +209,60 @@ TEST_F(FakeHost, WithoutRdmaTheFilterOfNcclCountsForNothing) {
   const auto choice = choose_network(request());
   ASSERT_TRUE(choice.is_ok()) << choice.status().to_string();
   EXPECT_FALSE(choice->rdma);
-  EXPECT_THAT(choice->devices, ElementsAre("lo"));
+  EXPECT_THAT(choice->devices, ElementsAre(choice->address.interface));
   EXPECT_EQ(choice->limit, "") << "nobody has named an interface";
 }
 
+TEST_F(FakeHost, NeitherDoesItWhereNoPortIsActive) {
+  add_rdma("mlx5_0", "pci0/a", "1: DOWN");
+  ::setenv("NCCL_IB_HCA", "mlx5", 1);
+  const auto choice = choose_network(request());
+  ASSERT_TRUE(choice.is_ok()) << choice.status().to_string();
+  EXPECT_FALSE(choice->rdma);
+}
+
+TEST_F(FakeHost, BesideRdmaDevicesOtherHostsFindAnInterface) {
+  add_rdma("mlx5_0", "pci0/a");
+  write("sys/class/net/lo/flags", "0x9");
+  write("sys/class/net/eth1/flags", "0x1003");
+  write("sys/class/net/eth0/flags", "0x1003");
+  write("sys/class/net/eth2/flags", "0x1002");  // down
+  write("sys/class/net/bonding_masters", "no interface");
+  EXPECT_EQ(choose_network(request())->limit, "mlx5_0:1,eth0,eth1")
+      << "whatever routes to the hub, which is on this host";
+  ::setenv("PS_HOST_IP", "127.0.0.1", 1);
+  EXPECT_EQ(choose_network(request())->limit, "mlx5_0:1,lo") << "the user has named it";
+}
+
+TEST_F(FakeHost, AJobOfOneHostIsReachedAtWhatLeadsOutward) {
+  const InterfaceAddress lo{"lo", "127.0.0.1", true, false};
+  const InterfaceAddress lo6{"lo", "::1", true, false};
+  const InterfaceAddress scoped{"eth0", "fe80::1", false, true};
+  const InterfaceAddress eth0{"eth0", "10.0.0.7", false, false};
+  const InterfaceAddress eth1{"eth1", "10.1.0.7", false, false};
+  const std::vector<InterfaceAddress> both = {lo, lo6, scoped, eth0, eth1};
+  EXPECT_EQ(reachable_address(both, "10.1.0.7")->interface, "eth1") << "the default route";
+  EXPECT_EQ(reachable_address(both, "")->interface, "eth0") << "without one";
+  EXPECT_EQ(reachable_address(both, "127.0.0.1")->address, "10.0.0.7");
+  EXPECT_EQ(reachable_address({lo, lo6, scoped}, ""), nullptr);
+  EXPECT_EQ(reachable_address({}, ""), nullptr);
+}
+
+TEST_F(FakeHost, TheSpeedIsThatOfTheInterfaceThatLeadsOutward) {
+  const auto own = own_address("", "127.0.0.1");
+  ASSERT_TRUE(own.is_ok()) << own.status().to_string();
+  if (own->interface == "lo") GTEST_SKIP() << "this host has the loopback interface only";
+  write(fs::path("sys/class/net") / own->interface / "speed", "25000");
+  const auto choice = choose_network(request());
+  EXPECT_FALSE(choice->address.address.starts_with("127."));
+  EXPECT_THAT(choice->devices, ElementsAre(own->interface));
+  EXPECT_EQ(choice->mbit, 25'000u);
+  const auto routed = own_address("", own->address);
+  EXPECT_EQ(routed->address, own->address);
+  EXPECT_EQ(routed->interface, own->interface);
+}
+
 TEST_F(FakeHost, AddressesAreGivenOrFollowTheRoute) {
-  EXPECT_EQ(own_address("", "127.0.0.1")->address, "127.0.0.1");
-  EXPECT_EQ(own_address("", "127.0.0.1")->interface, "lo");
   EXPECT_EQ(own_address("lo", "")->interface, "lo");
   EXPECT_EQ(own_address("127.0.0.1", "no.such.host.invalid")->reason, "given");
   ::setenv("PS_HOST_IP", "127.0.0.1", 1);
@@ -219,7 +282,7 @@ TEST_F(FakeHost, AddressesOfVersionSix) {
   if (!own.is_ok()) GTEST_SKIP() << "this host has no IPv6 loopback";
   EXPECT_EQ(own->interface, "lo");
   EXPECT_EQ(own_address("[0:0:0:0:0:0:0:1]", "")->address, "::1");
-  EXPECT_EQ(own_address("", "::1")->address, "::1");
+  EXPECT_NE(own_address("", "::1")->address, "");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -32,9 +33,13 @@ std::string numeric(const sockaddr* address) {
   return text;
 }
 
-struct InterfaceAddress {
-  std::string interface, address;
-};
+/// For documentation (RFC 5737, RFC 3849): only the default route leads there.
+constexpr const char* kElsewhere[] = {"192.0.2.1", "2001:db8::1"};
+
+bool is_link_local(const sockaddr* address) {
+  if (address->sa_family != AF_INET6) return false;
+  return IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr) != 0;
+}
 
 std::vector<InterfaceAddress> interface_addresses() {
   std::vector<InterfaceAddress> all;
@@ -44,7 +49,9 @@ std::vector<InterfaceAddress> interface_addresses() {
   for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
     if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_UP) == 0) continue;
     std::string address = numeric(at->ifa_addr);
-    if (!address.empty()) all.push_back({at->ifa_name, std::move(address)});
+    if (address.empty()) continue;
+    all.push_back({at->ifa_name, std::move(address), (at->ifa_flags & IFF_LOOPBACK) != 0,
+                   is_link_local(at->ifa_addr)});
   }
   return all;
 }
@@ -68,7 +75,7 @@ Result<OwnAddress> named_by_the_user(const std::string& text, const char* reason
   std::vector<std::string> known;
   for (const InterfaceAddress& own : interface_addresses()) {
     if (own.address == wanted || own.interface == wanted) {
-      return OwnAddress{own.address, own.interface, reason};
+      return OwnAddress{own.address, own.interface, reason, true};
     }
     known.push_back(concat(own.interface, " ", own.address));
   }
@@ -96,7 +103,35 @@ std::optional<std::string> address_towards(const std::string& host) {
   return std::nullopt;
 }
 
+std::string default_source() {
+  for (const char* host : kElsewhere) {
+    if (auto address = address_towards(host)) return *address;
+  }
+  return {};
+}
+
+const InterfaceAddress* owner_of(const std::vector<InterfaceAddress>& own,
+                                 const std::string& address) {
+  const auto at = std::ranges::find(own, address, &InterfaceAddress::address);
+  return at == own.end() ? nullptr : &*at;
+}
+
+/// Also 127.0.0.2, which no interface shows.
+bool is_loopback(const InterfaceAddress* owner, const std::string& address) {
+  return owner != nullptr ? owner->loopback : address.starts_with("127.");
+}
+
 }  // namespace
+
+const InterfaceAddress* reachable_address(const std::vector<InterfaceAddress>& own,
+                                          const std::string& default_source) {
+  const InterfaceAddress* by_default = owner_of(own, default_source);
+  if (by_default != nullptr && !by_default->loopback) return by_default;
+  const auto at = std::ranges::find_if(own, [](const InterfaceAddress& address) {
+    return !address.loopback && !address.link_local;
+  });
+  return at == own.end() ? nullptr : &*at;
+}
 
 Result<OwnAddress> own_address(const std::string& given, const std::string& master_host) {
   if (!given.empty()) return named_by_the_user(given, "given");
@@ -105,11 +140,16 @@ Result<OwnAddress> own_address(const std::string& given, const std::string& mast
   }
   const auto address = address_towards(master_host);
   if (!address) return OwnAddress{{}, {}, concat("no route to ", master_host)};
-  OwnAddress own{*address, {}, concat("route to ", master_host)};
-  for (const InterfaceAddress& mine : interface_addresses()) {
-    if (mine.address == *address) own.interface = mine.interface;
+  const std::vector<InterfaceAddress> own = interface_addresses();
+  const InterfaceAddress* source = owner_of(own, *address);
+  if (is_loopback(source, *address)) {
+    if (const InterfaceAddress* reachable = reachable_address(own, default_source())) {
+      return OwnAddress{reachable->address, reachable->interface,
+                        concat("for other hosts; ", master_host, " is this one")};
+    }
   }
-  return own;
+  return OwnAddress{*address, source != nullptr ? source->interface : std::string(),
+                    concat("route to ", master_host)};
 }
 
 }  // namespace ckpt

@@ -7,13 +7,17 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "base/fd.h"
 #include "base/host.h"
 #include "base/strings.h"
+#include "checkpoint_engine/transfer_engine.h"
 #include "support/job.h"
 
 namespace ckpt::testing {
@@ -252,6 +256,97 @@ TEST(FromAnotherJob, AReplicaFillsInForAnOwnerThatGoesInTheMiddle) {
   report = fresh.server(0).commit(std::move(*prepared), fresh.call(others));
   ASSERT_FALSE(report.is_ok());
   EXPECT_THAT(report.status().message(), HasSubstr("rank 0"));
+}
+
+/// Engines of one process. Owners can be made to die behind so many looks at their door.
+class DoorCounters {
+ public:
+  class Engine final : public TransferEngine {
+   public:
+    Engine(DoorCounters& all, std::string address) : all_(all), address_(std::move(address)) {}
+    ~Engine() override { set_message_handler({}); }
+    std::string address() const override { return address_; }
+    Status register_memory(void*, std::uint64_t) override { return Status::ok(); }
+    void deregister_memory(void*) override {}
+    Status read(const std::string& address, std::span<const Piece> pieces, double,
+                const std::function<bool()>&) override {
+      const bool door = pieces.size() == 1 && pieces[0].bytes == sizeof(std::uint64_t);
+      if (!all_.answers(address, door)) return peer_lost("nobody answers");
+      for (const Piece& piece : pieces) {
+        std::memcpy(piece.destination, reinterpret_cast<const void*>(piece.remote_address),
+                    piece.bytes);
+      }
+      return Status::ok();
+    }
+    Status send(const std::string& address, std::span<const std::byte> message) override {
+      const std::lock_guard lock(all_.mutex_);
+      const auto at = all_.handlers_.find(address);
+      if (at != all_.handlers_.end()) at->second(message);
+      return Status::ok();
+    }
+    void set_message_handler(MessageHandler handler) override {
+      const std::lock_guard lock(all_.mutex_);
+      if (handler) {
+        all_.handlers_[address_] = std::move(handler);
+      } else {
+        all_.handlers_.erase(address_);
+      }
+    }
+
+   private:
+    DoorCounters& all_;
+    const std::string address_;
+  };
+
+  void die_behind(const std::string& address, int looks) {
+    const std::lock_guard lock(mutex_);
+    looks_left_[address] = looks;
+  }
+
+ private:
+  bool answers(const std::string& address, bool door) {
+    const std::lock_guard lock(mutex_);
+    const auto at = looks_left_.find(address);
+    if (at == looks_left_.end()) return true;
+    if (door) return at->second-- > 0;
+    return at->second > 0;
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, TransferEngine::MessageHandler> handlers_;  // guarded by mutex_
+  std::map<std::string, int> looks_left_;                           // the same
+};
+
+// A recipient looks at a door three times: it asks, sees how much there is, and takes its lease.
+TEST(FromAnotherJob, AReplicaFillsInForAnOwnerThatGoesBetweenTheQuestionAndTheLease) {
+  const Checkpoint checkpoint = small_model(3, 77);
+  DoorCounters network;
+  const auto with_engine = [&](const char* job) {
+    return [&network, job](ParameterServerOptions& options) {
+      options.transfer_engine =
+          std::make_shared<DoorCounters::Engine>(network, concat(job, options.rank.value_or(0)));
+    };
+  };
+  Job running({.ranks = 2, .adjust = with_engine("owner")});
+  expect_ok(running.run([&](int, ParameterServer& server) -> Status {
+    Registration all;
+    for (const auto& [name, tensor] : checkpoint) {
+      all.tensors.push_back({tensor.info, tensor.bytes.data()});
+    }
+    CKPT_RETURN_IF_ERROR(server.register_checkpoint("c", all));
+    return server.gather_metas("c");
+  }));
+  Job fresh({.ranks = 1, .adjust = with_engine("reader")});
+  expect_ok(load_metas(fresh, metas_of(running)));
+  for (const int looks : {0, 1, 2}) {
+    network.die_behind("owner1", looks);
+    auto engines = one_engine(1);
+    expect_ok(update(fresh, "c", engines));
+    expect_whole(engines, checkpoint);
+  }
+  network.die_behind("owner0", 1);
+  auto engines = one_engine(1);
+  expect_refused(update(fresh, "c", engines), "rank 0");
 }
 
 TEST(FromAnotherJob, ASecondRegistrationInTheMiddleDisturbsNoReader) {

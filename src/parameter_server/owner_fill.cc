@@ -1,5 +1,6 @@
 #include "parameter_server/owner_fill.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -23,14 +24,17 @@ OwnerFill::OwnerFill(Transport& transport, std::vector<Door> doors, Progress fil
 
 Result<std::unique_ptr<OwnerFill>> OwnerFill::watch(Transport& transport, std::vector<Door> doors,
                                                     Deadline deadline, AbortSignal& abort,
-                                                    std::function<void(const Status&)> on_lost) {
+                                                    std::function<void(const Status&)> on_lost,
+                                                    std::chrono::milliseconds silence) {
   CKPT_ASSIGN_OR_RETURN(Progress filled,
                         Progress::create_private(static_cast<Progress::Slot>(doors.size())));
   std::unique_ptr<OwnerFill> fill(
       new OwnerFill(transport, std::move(doors), std::move(filled), std::move(on_lost)));
-  CKPT_RETURN_IF_ERROR(fill->look(deadline, &abort));
+  fill->shown_ = fill->look(deadline.earlier(Deadline::after(silence)), abort);
   for (std::size_t i = 0; i < fill->doors_.size(); ++i) {
-    fill->whole_.push_back(fill->filled_.value(static_cast<Progress::Slot>(i)) == kWhollyFilled);
+    const auto slot = static_cast<Progress::Slot>(i);
+    if (!fill->shown_[i].is_ok()) fill->filled_.publish(slot, kWhollyFilled);
+    fill->whole_.push_back(fill->filled_.value(slot) == kWhollyFilled);
   }
   if (!fill->all_whole()) fill->thread_ = std::thread([&owner = *fill] { owner.run(); });
   return fill;
@@ -48,7 +52,7 @@ bool OwnerFill::all_whole() const {
   return true;
 }
 
-Status OwnerFill::look(Deadline deadline, AbortSignal* abort) {
+std::vector<Status> OwnerFill::look(Deadline deadline, AbortSignal& abort) {
   std::vector<std::uint64_t> words(doors_.size(), 0);
   std::vector<std::unique_ptr<Read>> reads(doors_.size());  // end before what they write to
   for (std::size_t i = 0; i < doors_.size(); ++i) {
@@ -57,22 +61,24 @@ Status OwnerFill::look(Deadline deadline, AbortSignal* abort) {
                           sizeof(words[i])};
     reads[i] = transport_.read(*doors_[i].peer, {&range, 1}, deadline);
   }
+  std::vector<Status> outcomes(doors_.size());
   for (std::size_t i = 0; i < doors_.size(); ++i) {
     if (!reads[i]) continue;
-    CKPT_RETURN_IF_ERROR(reads[i]->wait(deadline, abort));
-    filled_.publish(static_cast<Progress::Slot>(i), words[i]);
+    outcomes[i] = reads[i]->wait(deadline, &abort);
+    if (outcomes[i].is_ok()) filled_.publish(static_cast<Progress::Slot>(i), words[i]);
   }
-  return Status();
+  return outcomes;
 }
 
 void OwnerFill::run() {
   while (!all_whole()) {
     const auto stopped = wait_readable(stop_.fd(), Deadline::after(kLookInterval));
     if (!stopped || *stopped) return;
-    const Status looked = look(Deadline::after(kOwnerSilence), &stop_);
-    if (looked.is_ok()) continue;
+    const std::vector<Status> outcomes = look(Deadline::after(kOwnerSilence), stop_);
+    const auto lost = std::ranges::find_if_not(outcomes, &Status::is_ok);
+    if (lost == outcomes.end()) continue;
     if (!stop_.raised() && on_lost_) {
-      on_lost_(looked.with_context("an owner that is being filled itself"));
+      on_lost_(lost->with_context("an owner that is being filled itself"));
     }
     return;
   }

@@ -73,9 +73,9 @@ Status PeerMemories::connect_ring(const PassSetup& setup, int rank, const PassRe
 }
 
 // What an owner does not hold yet is read when it does.
-Status PeerMemories::follow_owners(const PassSetup& setup, std::vector<Door> doors,
+Status PeerMemories::follow_owners(const PassSetup& setup, const std::vector<Door>& doors,
                                    const std::vector<int>& ranks) {
-  CKPT_ASSIGN_OR_RETURN(fill_, OwnerFill::watch(*setup.transport, std::move(doors), setup.deadline,
+  CKPT_ASSIGN_OR_RETURN(fill_, OwnerFill::watch(*setup.transport, doors, setup.deadline,
                                                 *setup.abort, [&setup](const Status& lost) {
                                                   if (!setup.abort->raised())
                                                     setup.control.abort(setup.epoch,
@@ -97,6 +97,40 @@ void PeerMemories::read_replicas(const PassSetup& setup, const Catalog& catalog)
     if (rank >= setup.world_size && pool.filled == nullptr) foreign.emplace(rank, pool);
   }
   replicas_ = std::make_unique<ReplicaReads>(*setup.transport, catalog, std::move(foreign));
+}
+
+// An owner that was there when it was asked, and does not answer any more.
+Status PeerMemories::do_without(const PassSetup& setup, int rank, const Status& lost) {
+  const bool its_doing = !setup.abort->raised() && !setup.deadline.expired();
+  if (its_doing && replicas_ && replicas_->lose(rank, lost)) return Status();
+  return lost;
+}
+
+Status PeerMemories::take_leases(const PassSetup& setup, const std::vector<Door>& doors,
+                                 const std::vector<int>& ranks) {
+  std::vector<Door> open;
+  std::map<const Peer*, int> rank_of;
+  for (std::size_t i = 0; i < doors.size(); ++i) {
+    if (!fill_->shown(i).is_ok()) {
+      CKPT_RETURN_IF_ERROR(do_without(setup, ranks[i], fill_->shown(i)));
+      continue;
+    }
+    open.push_back(doors[i]);
+    rank_of[doors[i].peer] = ranks[i];
+  }
+  leases_ = std::make_unique<LeaseKeeper>(
+      *setup.transport,
+      [&setup, rank_of, replicas = replicas_.get()](const Door& door, const Status& lost) {
+        if (setup.abort->raised()) return;
+        if (replicas != nullptr && replicas->lose(rank_of.at(door.peer), lost)) return;
+        setup.control.abort(setup.epoch, lost.on_rank(setup.rank));
+      });
+  const auto taken = leases_->take(open, setup.deadline, setup.abort.get());
+  for (std::size_t i = 0; i < open.size(); ++i) {
+    if (taken[i].is_ok()) continue;
+    CKPT_RETURN_IF_ERROR(do_without(setup, rank_of.at(open[i].peer), taken[i]));
+  }
+  return Status();
 }
 
 Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedPlan& plan,
@@ -125,17 +159,8 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
   }
   if (doors.empty()) return memories;
   CKPT_RETURN_IF_ERROR(memories.follow_owners(setup, doors, foreign_ranks));
-  std::map<const Peer*, int> rank_of;
-  for (std::size_t i = 0; i < doors.size(); ++i) rank_of[doors[i].peer] = foreign_ranks[i];
   if (!copies.empty()) memories.read_replicas(setup, *plan.catalog);
-  memories.leases_ = std::make_unique<LeaseKeeper>(
-      *setup.transport, [&setup, rank_of = std::move(rank_of), replicas = memories.replicas_.get()](
-                            const Door& door, const Status& lost) {
-        if (setup.abort->raised()) return;
-        if (replicas != nullptr && replicas->lose(rank_of.at(door.peer), lost)) return;
-        setup.control.abort(setup.epoch, lost.on_rank(setup.rank));
-      });
-  CKPT_RETURN_IF_ERROR(memories.leases_->take(std::move(doors), setup.deadline, setup.abort.get()));
+  CKPT_RETURN_IF_ERROR(memories.take_leases(setup, doors, foreign_ranks));
   return memories;
 }
 

@@ -22,7 +22,7 @@ class PeerMemories {
  public:
   /// Everything that the schedule of this rank reads from or tells something. `ready[i]` is what
   /// `recipients[i]` told. Leases are held on return: an owner of another job that does not answer
-  /// is an error that names it.
+  /// is an error that names it, unless others hold all that it gave.
   static Result<PeerMemories> connect(const PassSetup& setup, const CachedPlan& plan,
                                       const std::vector<int>& recipients,
                                       const std::vector<PassReady>& ready);
@@ -38,8 +38,11 @@ class PeerMemories {
                            std::span<const std::byte> descriptor);
   Status connect_pool(const PassSetup& setup, int rank, std::vector<Door>& doors);
   void read_replicas(const PassSetup& setup, const Catalog& catalog);
-  Status follow_owners(const PassSetup& setup, std::vector<Door> doors,
+  Status follow_owners(const PassSetup& setup, const std::vector<Door>& doors,
                        const std::vector<int>& ranks);
+  Status take_leases(const PassSetup& setup, const std::vector<Door>& doors,
+                     const std::vector<int>& ranks);
+  Status do_without(const PassSetup& setup, int rank, const Status& lost);
   Status connect_ring(const PassSetup& setup, int rank, const PassReady& ready,
                       const PlanOptions& sizes);
 

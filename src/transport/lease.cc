@@ -139,18 +139,21 @@ LeaseKeeper::~LeaseKeeper() {
   tell_all(LeaseSignal::Kind::kEnd);
 }
 
-Status LeaseKeeper::take(std::vector<Door> doors, Deadline deadline, AbortSignal* abort) {
+std::vector<Status> LeaseKeeper::take(const std::vector<Door>& doors, Deadline deadline,
+                                      AbortSignal* abort) {
   std::random_device random;
   for (const Door& door : doors) held_.push_back({door, std::uint64_t{random()} << 32 | random()});
   tell_all(LeaseSignal::Kind::kTake);
   const Deadline patience = deadline.earlier(Deadline::after(silence_));
-  for (const Status& status : knock(transport_, doors, patience, abort)) {
-    CKPT_RETURN_IF_ERROR(status);
+  std::vector<Status> outcomes = knock(transport_, doors, patience, abort);
+  std::vector<Door> open;
+  for (std::size_t i = 0; i < doors.size(); ++i) {
+    if (outcomes[i].is_ok()) open.push_back(doors[i]);
   }
-  if (!held_.empty()) {
-    thread_ = std::thread([this, doors = std::move(doors)] { renew(doors); });
+  if (!open.empty()) {
+    thread_ = std::thread([this, open = std::move(open)] { renew(open); });
   }
-  return Status::ok();
+  return outcomes;
 }
 
 void LeaseKeeper::tell_all(LeaseSignal::Kind kind) {

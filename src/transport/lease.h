@@ -109,8 +109,10 @@ class LeaseKeeper {
   LeaseKeeper(const LeaseKeeper&) = delete;
   LeaseKeeper& operator=(const LeaseKeeper&) = delete;
 
-  /// Once: takes a lease at every door; the first error that knock() has.
-  Status take(std::vector<Door> doors, Deadline deadline, AbortSignal* abort = nullptr);
+  /// Once: takes a lease at every door; what knock() says of each. Those that are not ok are not
+  /// asked again.
+  [[nodiscard]] std::vector<Status> take(const std::vector<Door>& doors, Deadline deadline,
+                                         AbortSignal* abort = nullptr);
 
  private:
   struct Held {

@@ -84,11 +84,11 @@ class Lease : public ::testing::Test {
 TEST_F(Lease, IsHeldUntilItsKeeperEnds) {
   {
     LeaseKeeper keeper(*reader_);
-    ASSERT_TRUE(keeper.take({door(42)}, soon()).is_ok());
+    ASSERT_TRUE(keeper.take({door(42)}, soon())[0].is_ok());
     EXPECT_EQ(table_.held(door_->id()), 1u) << "the owner hears of it before it shows its door";
     EXPECT_THAT(table_.wait_until_free(door_->id(), Deadline::after_seconds(0.01)),
                 ElementsAre("reader"));
-    ASSERT_TRUE(LeaseKeeper(*reader_).take({door(42)}, soon()).is_ok());
+    ASSERT_TRUE(LeaseKeeper(*reader_).take({door(42)}, soon())[0].is_ok());
   }
   EXPECT_THAT(table_.wait_until_free(door_->id(), soon()), IsEmpty());
 }
@@ -96,7 +96,7 @@ TEST_F(Lease, IsHeldUntilItsKeeperEnds) {
 TEST_F(Lease, AClosedDoorIsNoLossForThoseInside) {
   std::atomic<int> losses{0};
   LeaseKeeper keeper(*reader_, [&](const Door&, const Status&) { ++losses; });
-  ASSERT_TRUE(keeper.take({door(42)}, soon()).is_ok());
+  ASSERT_TRUE(keeper.take({door(42)}, soon())[0].is_ok());
   door_->close(soon());
   const std::uint64_t heard = owner_->statistics().signals_received;
   while (owner_->statistics().signals_received < heard + 2) {
@@ -118,7 +118,7 @@ TEST_F(Lease, AnOwnerThatFallsSilentIsReported) {
         heard.notify_all();
       },
       std::chrono::milliseconds(2000));
-  ASSERT_TRUE(keeper.take({door(42)}, soon()).is_ok());
+  ASSERT_TRUE(keeper.take({door(42)}, soon())[0].is_ok());
   network_.stop(*owner_);
   std::unique_lock lock(mutex);
   heard.wait(lock, [&] { return !loss.empty(); });
@@ -128,9 +128,30 @@ TEST_F(Lease, AnOwnerThatFallsSilentIsReported) {
 
 TEST_F(Lease, AnotherRegistrationIsRefusedByName) {
   LeaseKeeper keeper(*reader_);
-  const Status status = keeper.take({door(41)}, soon());
+  const Status status = keeper.take({door(41)}, soon())[0];
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("rank 1"));
+}
+
+TEST_F(Lease, IsHeldAtTheOtherDoorsWhereOneDoesNotOpen) {
+  const auto gone = make("gone");
+  std::uint64_t epoch = 1;
+  auto other = *gone->register_memory(&epoch, sizeof(epoch));
+  const auto peer = *reader_->connect(*gone->descriptor(), {.label = "rank 2"}, soon());
+  network_.stop(*gone);
+  std::atomic<int> losses{0};
+  LeaseKeeper keeper(
+      *reader_, [&](const Door&, const Status&) { ++losses; }, std::chrono::milliseconds(300));
+  const auto outcomes = keeper.take({{peer.get(), other->id(), 1}, door(42)}, soon());
+  ASSERT_EQ(outcomes.size(), 2u);
+  EXPECT_EQ(outcomes[0].code(), StatusCode::kDeadlineExceeded) << outcomes[0].to_string();
+  EXPECT_TRUE(outcomes[1].is_ok()) << outcomes[1].to_string();
+  const std::uint64_t heard = owner_->statistics().signals_received;
+  while (owner_->statistics().signals_received < heard + 2) {  // it is renewed
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(losses, 0) << "said once, by take";
+  network_.resume(*gone);
 }
 
 TEST_F(Lease, NobodyComesInWhenTheDoorIsClosed) {

@@ -1,6 +1,7 @@
 #include "parameter_server/deliver_lane.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/strings.h"
 #include "checkpoint/digest.h"
@@ -37,6 +38,7 @@ Status DeliverLane::wait_until_arrived(std::uint32_t bucket, Deadline deadline,
 }
 
 Status DeliverLane::check_ring(std::uint32_t bucket, Deadline deadline, AbortSignal& abort) {
+  const auto begin = std::chrono::steady_clock::now();
   const auto tensors = context_.plan.tensors_of(context_.plan.buckets[bucket]);
   std::vector<DigestRequest> requests;
   for (const BucketTensor& tensor : tensors) {
@@ -47,6 +49,9 @@ Status DeliverLane::check_ring(std::uint32_t bucket, Deadline deadline, AbortSig
   CKPT_RETURN_IF_ERROR(context_.stream->digest(requests, sums.data()));
   CKPT_ASSIGN_OR_RETURN(const CopyStream::Ticket ticket, context_.stream->mark());
   CKPT_RETURN_IF_ERROR(context_.stream->wait(ticket, deadline, abort));
+  for (const DigestRequest& request : requests) counts_.checked_bytes += request.bytes;
+  counts_.check_seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const CatalogTensor& tensor = context_.catalog.tensors()[tensors[i].tensor];
     if (digest_finish(sums[i], tensor.info->bytes) != tensor.digest) {

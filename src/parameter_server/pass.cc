@@ -317,6 +317,10 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   DeliverLane deliver(std::move(context));
   Status delivered = stage("deliver", setup_.catalog->total_bytes(),
                            [&] { return deliver.run(setup_.deadline, *setup_.abort); });
+  if (deliver.counts().checked_bytes > 0) {
+    report.stages.push_back(
+        {"verify", deliver.counts().check_seconds, deliver.counts().checked_bytes});
+  }
   report.loaded_tensors += deliver.counts().tensors;
   report.loaded_bytes += deliver.counts().bytes;
   report.verified_tensors += deliver.counts().verified_tensors;

@@ -8,6 +8,7 @@
 
 #include "base/host.h"
 #include "base/strings.h"
+#include "device/device.h"
 #include "support/job.h"
 
 namespace ckpt::testing {
@@ -136,6 +137,53 @@ TEST(Update, LittleMemoryForManyChunksStillServesEveryRank) {
   }
   EXPECT_GT(job.reports[0].buckets, 10u);
   EXPECT_GT(job.reports[0].staging_bytes, 0u);
+}
+
+TEST(Update, LittleMemoryMeansASmallerRingThenOneBucketAtATimeThenAnError) {
+  // The largest tensor has 125 KiB, staging would have 1 MiB. What others take of the host's memory
+  // meanwhile may change what is left to a third or to three times as much.
+  constexpr RingSizes kWanted{256 << 20, 0, 256 << 10};
+  const Checkpoint checkpoint = small_model(20, 61);
+  const auto free = make_host_device()->memory();
+  ASSERT_TRUE(free.is_ok());
+  const auto update_within = [&](std::uint64_t bytes_of_each, std::vector<TestEngine>& engines,
+                                 std::vector<UpdateReport>& reports) {
+    const double share =
+        2.0 * static_cast<double>(bytes_of_each) / static_cast<double>(free->free_bytes);
+    Job job({.ranks = 2,
+             .collective = "peer",
+             .sizes = kWanted,
+             .adjust = [=](ParameterServerOptions& options) { options.memory_fraction = share; }});
+    EXPECT_TRUE(job.load("c", checkpoint).is_ok());
+    const auto statuses = job.update("c", job.call(engines));
+    reports = job.reports;
+    return statuses;
+  };
+  std::vector<UpdateReport> reports;
+
+  auto engines = make_engines(1, 2);
+  expect_ok(update_within(16 << 20, engines, reports));
+  expect_whole(engines, checkpoint);
+  for (const UpdateReport& report : reports) {
+    EXPECT_LT(report.ring_bytes, kWanted.ring);
+    EXPECT_GT(report.staging_bytes, 0u);
+  }
+
+  engines = make_engines(1, 2);
+  expect_ok(update_within(440 << 10, engines, reports));
+  expect_whole(engines, checkpoint);
+  for (const UpdateReport& report : reports) {
+    EXPECT_LT(report.ring_bytes, 3u << 20);
+    EXPECT_EQ(report.staging_bytes, 0u);
+  }
+
+  engines = make_engines(1, 2);
+  for (const Status& status : update_within(16 << 10, engines, reports)) {
+    EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status.to_string();
+    EXPECT_THAT(status.message(), HasSubstr("model.embed_tokens.weight"));
+    EXPECT_THAT(status.message(), HasSubstr("PS_MEM_FRACTION"));
+  }
+  for (const TestLoader& loader : engines[0].loaders) EXPECT_TRUE(loader.memory.empty());
 }
 
 TEST(Update, LittleStagingForManyHosts) {

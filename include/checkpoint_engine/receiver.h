@@ -30,7 +30,7 @@ class Loader {
   virtual ~Loader() = default;
 
   /// The memory that `tensor` is to be copied into: exactly tensor.bytes bytes, valid until
-  /// finish() returns. The receiver checks the digest while it copies. An empty span for a tensor
+  /// finish() returns. The receiver checks the digest on the way. An empty span for a tensor
   /// with bytes: the engine wants to see it in load() instead. An error (an unknown name, a shape
   /// that does not fit) fails the update on all ranks, with this text.
   virtual Result<std::span<std::byte>> destination(const TensorInfo& tensor) = 0;

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _core, _log, _torch_group, distributed
 from ._process_group import ServerStore
-from .data_types import MemoryBufferMetaList, Metas
+from .data_types import Metas
 from .errors import CheckpointEngineError, InvalidArgumentError
 from .report import UpdateReport
 from .tensors import describe
@@ -57,7 +57,7 @@ class ParameterServer:
 
     Args:
         rank, world_size: from the variables of torchrun, Open MPI or Slurm where they are None. 0 is a rank.
-        auto_pg: the default process group, if init_process_group has made one, is destroyed after each update.
+        auto_pg: the default process group, if init_process_group has made one, is destroyed after each update, commit and abort.
         gpu_count: ranks of one host; this rank uses the GPU number rank % gpu_count. None: the launcher's local rank.
         mem_fraction: of the free memory, which an update may use; None: PS_MEM_FRACTION, else 0.9.
         master_addr, master_port: where rank 0 listens. None: MASTER_ADDR, and MASTER_PORT + 1.
@@ -192,12 +192,12 @@ class ParameterServer:
         """Collective over the job: every rank learns all tensors of the checkpoint. Needed before update()."""
         self._server.gather_metas(checkpoint_name)
 
-    def get_metas(self) -> dict[int, MemoryBufferMetaList]:
+    def get_metas(self) -> Metas:
         """What gather_metas or load_metas has learned, by rank; can be pickled. Ranks without tensors are left out."""
         return Metas.from_json(self._server.export_metas())
 
-    def load_metas(self, metas: dict[int, MemoryBufferMetaList] | str) -> None:
-        """Takes metas of another job: what its get_metas or export_metas gave."""
+    def load_metas(self, metas: Metas | str) -> None:
+        """Takes metas of another job: what its get_metas or export_metas gave. A plain dict of the same objects has not enough."""
         text = metas if isinstance(metas, str) else getattr(metas, "exported", None)
         if text is None:
             raise InvalidArgumentError(
@@ -305,10 +305,15 @@ class ParameterServer:
             if call.raised is not None and error.__cause__ is None:
                 raise error from call.raised
             raise
+        finally:
+            self._leave_groups()
 
     def abort(self, prepared: PreparedUpdate, cause: str = "given up by its caller") -> None:
         """Gives a prepared update up on every rank, with this cause."""
-        self._server.abort(prepared._take(), cause)
+        try:
+            self._server.abort(prepared._take(), cause)
+        finally:
+            self._leave_groups()
 
     def _leave_groups(self) -> None:
         if self._auto_pg and self._torch_group_is_ours:

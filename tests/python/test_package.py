@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 import checkpoint_engine
+from checkpoint_engine import distributed
 from checkpoint_engine.ps import ParameterServer
 from checkpoint_engine.worker import update_weights_from_ipc
 from conftest import ROOT, free_port, wait_for
@@ -193,6 +194,20 @@ def test_prepare_abort_commit(server):
     assert_equal(worker.weights, expected)
 
 
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_the_default_group_ends_with_a_prepared_update(server, end):
+    server.register_checkpoint("c", named_tensors=make_tensors())
+    server.gather_metas("c")
+    server.init_process_group()
+    prepared = server.prepare("c", timeout=30)
+    assert distributed.is_initialized()
+    if end == "commit":
+        server.commit(prepared, call(Worker()))
+    else:
+        server.abort(prepared)
+    assert not distributed.is_initialized()
+
+
 def test_metas_can_be_pickled_and_loaded(server):
     expected = make_tensors()
     server.register_checkpoint("c", named_tensors=expected)
@@ -206,7 +221,7 @@ def test_metas_can_be_pickled_and_loaded(server):
     assert server.export_metas() == metas.exported
     server.load_metas(metas.exported)
     with pytest.raises(ValueError, match="get_metas"):
-        server.load_metas({0: entry})
+        server.load_metas(dict(metas))
 
 
 def test_the_shared_pool_and_force(server):
@@ -281,7 +296,6 @@ INTERRUPTED = """
         print("called", flush=True)
         time.sleep(60)
 
-    begin = None
     try:
         server.update("c", request, timeout=60)
     except KeyboardInterrupt:
@@ -298,11 +312,15 @@ def test_ctrl_c_ends_an_update_and_the_next_one_works():
                                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     try:
         assert process.stdout.readline() == "called\n"
+        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)  # the call itself would take a minute
+        assert process.stdout.readline() == "interrupted\n"
+        # Promised is a second, and the call itself would take a minute; the rest is for machines that are busy.
+        assert time.monotonic() - begin < 10
+        output, errors = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert (output, process.returncode) == ("interrupted\nagain\n", 0), errors
+    assert (output, process.returncode) == ("again\n", 0), errors
 
 
 def test_other_threads_run_while_an_update_waits(server):

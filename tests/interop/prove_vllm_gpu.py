@@ -229,6 +229,13 @@ class Proof:
         self.note(compared=what, equal=good)
         self.say(good or may_differ, f"{what}: {'equal to' if good else 'NOT EQUAL to'} a start from disk")
 
+    def bound(self, whose, engine):
+        """Seconds that an update may take with our ranks and our worker: H2D and 60 ms. None where nothing was promised."""
+        if not self.on_gpu or whose != "ours" or not engine.startswith("ours-") or self.kind == "block-fp8":
+            return None
+        size = sum(file.stat().st_size for file in self.checkpoint(1).glob("*.safetensors"))
+        return size / TRANSFERRED / self.count + 0.060
+
     def timed(self, whose, *engines, wrong=None):
         """Updates with checkpoint 1 by ranks of one package, while nothing else runs."""
         port = free_port()
@@ -280,9 +287,11 @@ class Proof:
                     all=line["updates"],
                     answers=line["answers"],
                 )
+                bound = self.bound(whose, line["engine"])
                 self.say(
-                    True,
+                    bound is None or later <= bound,
                     f"{whose} ranks (Python) -> {line['engine']}: first {first:.3f} s, later {later:.3f} s, "
+                    f"{'' if bound is None else f'at most {bound:.3f} s wanted, '}"
                     f"all {[round(x, 3) for x in line['updates']]}",
                 )
             elif "refused" in line:

@@ -75,10 +75,13 @@ TEST_F(LauncherTest, ASignalBehindAFailureDoesNotHideIt) {
     while (::kill(rank_1, 0) == 0 && !deadline.expired()) ::usleep(1000);  // not reaped yet
     ::kill(::getpid(), SIGTERM);
   });
-  const auto code = launch_ranks(
-      script("if [ $RANK = 1 ]; then echo $$ > $DIR/x; mv $DIR/x $DIR/failed; exit 7; fi; "
-             "trap 'touch $DIR/told-$RANK; exit 0' TERM; while :; do sleep 0.01; done"),
-      signals);
+  const auto code =
+      launch_ranks(script("if [ $RANK = 1 ]; then "
+                          "until [ -e $DIR/ready-0 ] && [ -e $DIR/ready-2 ]; do sleep 0.01; done; "
+                          "echo $$ > $DIR/x; mv $DIR/x $DIR/failed; exit 7; fi; "
+                          "trap 'touch $DIR/told-$RANK; exit 0' TERM; touch $DIR/ready-$RANK; "
+                          "while :; do sleep 0.01; done"),
+                   signals);
   ASSERT_TRUE(code.is_ok());
   EXPECT_EQ(*code, 7);
   EXPECT_TRUE(exists("told-0"));

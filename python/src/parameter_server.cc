@@ -71,9 +71,11 @@ class Prepared {
       : server_(std::move(server)), update_(std::move(update)) {}
   /// Gives it up, unless it was committed or aborted.
   ~Prepared() {
-    if (!update_) return;
+    // The server too: of one that was closed meanwhile this may be the end, which waits for threads
+    // that want the GIL.
     const nb::gil_scoped_release without_gil;
     update_.reset();
+    server_.reset();
   }
 
   /// The update, once.

@@ -323,6 +323,26 @@ def test_ctrl_c_ends_an_update_and_the_next_one_works():
     assert (output, process.returncode) == ("again\n", 0), errors
 
 
+OUTLIVED = """
+    import sys, numpy
+    from checkpoint_engine.ps import ParameterServer
+    server = ParameterServer(rank=0, world_size=1, device="host", job=sys.argv[1])
+    server.register_checkpoint("c", named_tensors={"a": numpy.arange(1000)})
+    server.gather_metas("c")
+    prepared = server.prepare("c", timeout=30)
+    server.close()
+    del prepared
+    print("over", flush=True)
+"""
+
+
+def test_a_prepared_update_may_be_dropped_after_its_server():
+    """In a process of its own: what would hang holds the interpreter."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(OUTLIVED), f"outlived-{os.getpid()}"], capture_output=True,
+                          text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert (done.stdout, done.returncode) == ("over\n", 0), done.stderr
+
+
 def test_other_threads_run_while_an_update_waits(server):
     server.register_checkpoint("c", named_tensors=make_tensors())
     server.gather_metas("c")

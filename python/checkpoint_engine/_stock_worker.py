@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core
+from ._lent import refuse_kept
 from ._stock_messages import CudaBuffer, FileBuffer, StockMessageError, StockTensor, read
 from .errors import DeadlineExceededError
 from .tensors import torch_if_loaded, view
@@ -179,8 +180,6 @@ class _FileMapping:
         self._bytes = handle.bytes
 
     def lend(self, bucket: list[StockTensor], run: Callable) -> None:
-        from .worker import refuse_kept
-
         lent, weights = [], []
         for tensor in bucket:
             size = _checked_bytes(tensor, self._bytes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import weakref
 from collections.abc import Callable
 from typing import Any, TypedDict
 
 from . import _core, _log, _stock_worker
+from ._lent import refuse_kept
 from .tensors import cuda_view, torch_if_loaded, view
 from .vllm_extension import VllmColocateWorkerExtension
 
@@ -92,15 +92,3 @@ class BucketLoader:
     def finish(self) -> None:
         if self._post_hook is not None:
             self._post_hook()
-
-
-def refuse_kept(lent: list[tuple[str, weakref.ref]]) -> None:
-    """Raises when a buffer that was lent to the engine is still in use: its content is about to be replaced."""
-    if any(buffer() is not None for _, buffer in lent):
-        gc.collect()  # cycles that nobody can reach keep nothing that matters
-    kept = [name for name, buffer in lent if buffer() is not None]
-    if kept:
-        raise RuntimeError(
-            f'the engine keeps {len(kept)} of the tensors that it was lent, "{kept[0]}" first; '
-            "run() must copy what is needed after its return (tensor.clone())"
-        )

@@ -60,8 +60,9 @@ vllm() {
 
 step() {
   case $1 in
-    package) PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" torch --cache "$cache" &&
-      PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" sender --cache "$cache" ;;
+    package) PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" torch &&
+      PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" groups &&
+      PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" sender --field "$cache/field" ;;
     field) workers "$cache/field:$here" field ;;
     sglang) workers "$cache/ours:$cache/sglang:$here" sglang ;;
     extension) vllm extension --errors ;;

@@ -76,6 +76,8 @@ say "the program, and a checkpoint that nobody here made"
 python_tests tests/python/test_{p2p,program,real_checkpoint,service}.py
 say "the Python package, as pip installs it"
 bash scripts/test_wheel.sh
+say "the field's package checkpoint-engine 0.4.2, its worker and its sender"
+bash scripts/test_field.sh
 say "benchmarks, once and small"
 "$python" scripts/bench_smoke.py
 

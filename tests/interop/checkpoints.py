@@ -34,6 +34,30 @@ def make(folder):
     (folder / "made").touch()
 
 
+def make_small(folder):
+    """Two checkpoints without a model: layers of BF16, and a tensor of every dtype that this torch and safetensors know, a scalar and
+    an empty one among them; their folders.
+    """
+    import torch
+    from safetensors.torch import _SIZE, save_file
+
+    torch.manual_seed(7)
+    layers = {f"model.layers.{layer}.{part}.weight": torch.randn(48, 40).to(torch.bfloat16)
+              for layer in range(4) for part in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.down_proj")}
+    layers["model.embed_tokens.weight"] = torch.randn(200, 40).to(torch.bfloat16)
+    dtypes = {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 3)}
+    for i, dtype in enumerate(sorted(filter(None, _SIZE), key=str)):
+        size = torch.empty((), dtype=dtype).element_size()
+        raw = torch.randint(0, 2 if dtype == torch.bool else 256, ((4321 + i) * size,), dtype=torch.uint8)
+        dtypes[str(dtype)] = raw.view(dtype)
+    folders = []
+    for name, tensors in (("layers", layers), ("dtypes", dtypes)):
+        folders.append(pathlib.Path(folder) / name)
+        folders[-1].mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folders[-1] / "model.safetensors")
+    return folders
+
+
 def save_tokenizer(target):
     """One of 512 words: prompts are given as numbers."""
     from tokenizers import Tokenizer, models, pre_tokenizers

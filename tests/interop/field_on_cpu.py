@@ -1,4 +1,6 @@
 """The field's package (checkpoint-engine 0.4.2) on a CPU: its worker as it is, but for the check that refuses the device."""
+import older_torch  # noqa: F401  (before the field's package)
+
 import checkpoint_engine.worker as field
 
 

@@ -1,8 +1,9 @@
 """Our Python package with torch, and the sender of the field's package (checkpoint-engine 0.4.2) against our worker, on the CPU.
 
-    prove_package.py --cache C KIND
+    prove_package.py [--field F] KIND
     KIND: torch    tensors of every dtype through our ParameterServer and our worker, compared bit by bit
-          sender   the field's ParameterServer (in C/field), its own code but for what needs a GPU, into our worker
+          groups   torch's default group, which init_process_group() makes (torch 2.2 or newer), and our collectives beside it
+          sender   the field's ParameterServer (in F), its own code but for what needs a GPU, into our worker
 """
 import argparse
 import functools
@@ -15,10 +16,12 @@ import tempfile
 import types
 from datetime import timedelta
 
+import older_torch  # noqa: F401  (before the field's package)
 import torch
 
-DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
-          "float64", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+DTYPES = [name for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16",
+                            "float32", "float64", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz",
+                            "float8_e5m2fnuz") if hasattr(torch, name)]
 
 
 def make_tensors(dtypes=DTYPES, elements=4321):
@@ -45,9 +48,10 @@ def free_port():
 
 
 class Proofs:
-    failed = 0
+    said = failed = 0
 
     def say(self, good, what):
+        self.said += 1
         self.failed += not good
         print(f"{'ok' if good else 'FAILED'}: {what}", flush=True)
 
@@ -100,7 +104,6 @@ def prove_torch(proofs, _):
                 proofs.say(False, why)
             except ValueError as error:
                 proofs.say(why in str(error) and '"odd"' in str(error), f"refused: {error}")
-    prove_process_group(proofs)
 
 
 def group_rank(rank, port, queue):
@@ -154,7 +157,7 @@ def on_two_ranks(body):
     return outcomes
 
 
-def prove_process_group(proofs):
+def prove_groups(proofs, _):
     outcomes = on_two_ranks(group_rank)
     proofs.say(outcomes == [(3, False, 4)] * 2, f"torch's default group is made, works, and is destroyed after the update {outcomes}")
     outcomes = on_two_ranks(own_group_rank)
@@ -230,7 +233,7 @@ def sender_rank(rank, folder, port, addresses, outcome):
             outcome.put((rank, str(error)))
 
 
-def prove_sender(proofs, cache):
+def prove_sender(proofs, field):
     import concurrent.futures
 
     import checkpoint_engine
@@ -238,7 +241,7 @@ def prove_sender(proofs, cache):
     proofs.say(hasattr(checkpoint_engine, "UpdateReport"), f"the worker is ours: {checkpoint_engine.__file__}")
     context = multiprocessing.get_context("spawn")
     addresses, outcome, port = context.Queue(), context.Queue(), free_port()
-    ranks = [context.Process(target=sender_rank, args=(rank, str(cache / "field"), port - 1, addresses, outcome), daemon=True)
+    ranks = [context.Process(target=sender_rank, args=(rank, str(field), port - 1, addresses, outcome), daemon=True)
              for rank in range(2)]
     for rank in ranks:
         rank.start()
@@ -266,11 +269,12 @@ def prove_sender(proofs, cache):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cache", type=pathlib.Path, required=True)
-    parser.add_argument("kind", choices=("torch", "sender"))
+    parser.add_argument("--field", type=pathlib.Path)
+    parser.add_argument("kind", choices=("torch", "groups", "sender"))
     options = parser.parse_args()
     proofs = Proofs()
-    {"torch": prove_torch, "sender": prove_sender}[options.kind](proofs, options.cache)
+    {"torch": prove_torch, "groups": prove_groups, "sender": prove_sender}[options.kind](proofs, options.field)
+    print(f"{proofs.said - proofs.failed} passed, {proofs.failed} failed")
     sys.exit(1 if proofs.failed else 0)
 
 

@@ -1,8 +1,9 @@
 """Workers of others, driven by our ranks over their own HTTP forms; what they load is compared bit by bit with the files.
 
-    prove_workers.py --program P --cache C KIND
+    prove_workers.py --program P --cache C [--small] KIND
     KIND: field   the worker of checkpoint-engine 0.4.2
           sglang  SGLang's module checkpoint_engine_worker, beside whichever package `checkpoint_engine` is found first
+    --small: checkpoints that are made without the package transformers
 """
 import argparse
 import concurrent.futures
@@ -10,6 +11,7 @@ import http.server
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -73,6 +75,14 @@ def sglang_worker(number):
     return Worker(types.SimpleNamespace(model=Model()))
 
 
+def same(held, expected):
+    """Names, dtypes, shapes and every bit."""
+    return held.keys() == expected.keys() and all(
+        tensor.dtype == held[name].dtype and tensor.shape == held[name].shape and
+        torch.equal(tensor.reshape(-1).view(torch.uint8), held[name].reshape(-1).view(torch.uint8))
+        for name, tensor in expected.items())
+
+
 class Engine:
     """An engine of such workers; with `passes` two, a draft model wants everything again over the same addresses."""
 
@@ -123,9 +133,11 @@ class Engine:
 
 class Proof:
     def __init__(self, options, engine_name):
-        self.options, self.engine_name, self.failed = options, engine_name, 0
+        self.options, self.engine_name = options, engine_name
+        self.said = self.failed = 0
 
     def say(self, good, what):
+        self.said += 1
         self.failed += not good
         print(f"{'ok' if good else 'FAILED'}: {what}", flush=True)
 
@@ -144,14 +156,18 @@ class Proof:
             return self.say(False, f"{what}: {done.stderr.strip()}; the engine raised {engine.raised}")
         expected = checkpoints.tensors(checkpoint)
         for worker in engine.workers:
-            held = worker.model.held
-            same = held.keys() == expected.keys() and all(
-                tensor.dtype == held[name].dtype and tensor.shape == held[name].shape and
-                torch.equal(tensor.reshape(-1).view(torch.uint8), held[name].reshape(-1).view(torch.uint8))
-                for name, tensor in expected.items())
-            self.say(same, f"{what}: {len(expected)} tensors equal bit by bit")
+            self.say(same(worker.model.held, expected), f"{what}: {len(expected)} tensors equal bit by bit")
             if worker.model.hooks != engine.passes:
                 print(f"note: {what}: the hook after loading ran {worker.model.hooks} times, not {engine.passes}", flush=True)
+
+    def one_bit(self, engine, checkpoint):
+        """The comparison can fail: it sees one bit of the last tensor."""
+        held, expected = engine.workers[0].model.held, checkpoints.tensors(checkpoint)
+        bytes_ = held[sorted(held)[-1]].reshape(-1).view(torch.uint8)
+        bytes_[-1] ^= 1
+        self.say(not same(held, expected), "one bit that differs is seen")
+        bytes_[-1] ^= 1
+        self.say(same(held, expected), "without it the tensors are equal")
 
     def worker_error(self, engine, checkpoint):
         """The error of one worker is the update's, on one line; all workers hear of it."""
@@ -166,15 +182,15 @@ class Proof:
 
     def rank_killed(self, engine, checkpoint):
         """The rank of a worker is killed while it loads: a surviving rank of the host sets the worker free."""
-        loading = threading.Event()
+        loading, killed = threading.Event(), threading.Event()
         outcome = []
         model = engine.workers[0].model
 
-        def slow(weights):
+        def load(weights):
             loading.set()
-            time.sleep(0.05)
+            killed.wait(60)
 
-        model.load_weights, kept = slow, model.load_weights
+        model.load_weights, kept = load, model.load_weights
         update = engine.update
 
         def observed(addresses):
@@ -189,17 +205,18 @@ class Proof:
         begin = time.monotonic()
         process = subprocess.Popen(self.command(engine, checkpoint, "--update-method", "p2p", "--bucket-size", "4KiB", ranks=2),
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        loading.wait(60)
+        self.say(loading.wait(60), "the worker has the first of many buckets")
         for pid in subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split():
             if b"RANK=0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                os.kill(int(pid), 9)
+                os.kill(int(pid), signal.SIGKILL)
                 begin = time.monotonic()
+                killed.set()
         while not outcome and time.monotonic() < begin + 30:
             time.sleep(0.01)
         seconds = time.monotonic() - begin
         process.communicate(timeout=60)
         engine.update, model.load_weights = update, kept
-        self.say(bool(outcome) and outcome[0] != "returned", f"its rank is killed: the worker is free after {seconds:.2f} s ({outcome})")
+        self.say(killed.is_set() and bool(outcome) and outcome[0] != "returned", f"its rank is killed: the worker is free after {seconds:.2f} s ({outcome})")
 
 
 def main():
@@ -207,9 +224,13 @@ def main():
     parser.add_argument("kind", choices=("field", "sglang"))
     parser.add_argument("--program", required=True)
     parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    checkpoints.make(options.cache / "models")
-    dense, moe = (options.cache / "models" / name for name in ("dense-1", "moe-1"))
+    if options.small:
+        first, second = checkpoints.make_small(options.cache / "small")
+    else:
+        checkpoints.make(options.cache / "models")
+        first, second = (options.cache / "models" / name for name in ("dense-1", "moe-1"))
     import checkpoint_engine
 
     package = pathlib.Path(checkpoint_engine.__file__).parent.parent.name
@@ -217,16 +238,18 @@ def main():
     proof = Proof(options, "vllm" if options.kind == "field" else "sglang")
     for count in (1, 2):
         engine = Engine([make(number) for number in range(count)])
-        proof.update(engine, dense, f"{options.kind} ({package}), {count} workers")
-        proof.update(engine, moe, f"{options.kind} ({package}), {count} workers, small buckets", "--bucket-size", "16KiB")
-        proof.worker_error(engine, dense)
-        proof.update(engine, dense, f"{options.kind} ({package}), {count} workers, the next update")
+        proof.update(engine, first, f"{options.kind} ({package}), {count} workers")
+        proof.update(engine, second, f"{options.kind} ({package}), {count} workers, small buckets", "--bucket-size", "16KiB")
+        proof.worker_error(engine, first)
+        proof.update(engine, first, f"{options.kind} ({package}), {count} workers, the next update")
     if options.kind == "sglang":
         engine = Engine([make(number) for number in range(2)], passes=2)
-        proof.update(engine, dense, f"sglang ({package}), a draft model's second pass")
+        proof.update(engine, first, f"sglang ({package}), a draft model's second pass")
     engine = Engine([make(0)])
-    proof.rank_killed(engine, dense)
-    proof.update(engine, dense, f"{options.kind} ({package}), the update after that")
+    proof.rank_killed(engine, first)
+    proof.update(engine, first, f"{options.kind} ({package}), the update after that")
+    proof.one_bit(engine, first)
+    print(f"{proof.said - proof.failed} passed, {proof.failed} failed", flush=True)
     # A worker that nobody sets free would keep the process.
     os._exit(1 if proof.failed else 0)
 

@@ -10,12 +10,7 @@ def set_log(sink: object | None) -> None:
     Calls sink(level, text) for every line, on any thread; None drops them.
     """
 
-def torch_dtype_and_shape(dtype: str, shape: Sequence[int]) -> tuple[str, list[int]]:
-    """What torch calls a tensor of a safetensors file's dtype and shape."""
-
 def torch_itemsize(dtype: str) -> int: ...
-
-def tensor_bytes(dtype: str, shape: Sequence[int]) -> int: ...
 
 class RunningCall:
     """A call to an engine that is under way."""
@@ -173,6 +168,11 @@ class ServerOptions:
     def advertise(self, arg: str, /) -> None: ...
 
     def use_transfer_engine(self, engine: object) -> None: ...
+
+def field_metas(json: str) -> str:
+    """
+    What export_metas gives, in the JSON of the Python package checkpoint-engine 0.4.
+    """
 
 class PreparedUpdate:
     """An update that has touched no engine yet. Dropping it gives it up."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from . import _core
 from .tensors import torch_if_loaded
-
-_ALIGNMENT = 256
 
 
 @dataclass
@@ -72,8 +71,11 @@ class DataToGather(MemoryBufferMetaList):
 class Metas(dict[int, MemoryBufferMetaList]):
     """What the ranks hold, by rank; ranks without tensors are left out.
 
+    The member `p2p_store_addr` of each is to be passed on as it is: the engine keeps there what has no other place, such as
+    digests. So a plain dict of these objects is as good.
+
     Attributes:
-        exported: the engine's own JSON, which has more than the objects: digests, places, transport descriptors.
+        exported: the same as the engine's own JSON.
     """
 
     exported: str
@@ -82,20 +84,31 @@ class Metas(dict[int, MemoryBufferMetaList]):
     def from_json(cls, text: str) -> Metas:
         metas = cls()
         metas.exported = text
-        content = json.loads(text)
-        layouts = [[_parameter(tensor) for tensor in layout["tensors"]] for layout in content["layouts"]]
-        for rank, entry in enumerate(content["ranks"]):
-            tensors = layouts[entry["layout"]]
-            if tensors:
-                size = sum(tensor.aligned_size for tensor in tensors)
-                metas[rank] = MemoryBufferMetaList(None, [MemoryBufferMetas(tensors, 0, size)], "")
+        for rank, entry in json.loads(_core.field_metas(text)).items():
+            metas[int(rank)] = MemoryBufferMetaList(
+                entry["p2p_store_addr"],
+                [_buffer(buffer) for buffer in entry["memory_buffer_metas_list"]],
+                entry["rdma_device"],
+            )
         return metas
 
 
-def _parameter(tensor: dict[str, Any]) -> ParameterMeta:
-    dtype, shape = _core.torch_dtype_and_shape(tensor["dtype"], tensor["shape"])
-    size = -(-_core.tensor_bytes(tensor["dtype"], tensor["shape"]) // _ALIGNMENT) * _ALIGNMENT
+def metas_json(metas: Mapping[int, Any]) -> str:
+    """What load_metas of the engine takes; the values are MemoryBufferMetaList, or what JSON makes of one."""
+    return metas.exported if isinstance(metas, Metas) else json.dumps(metas, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    text = str(value)
+    return text if text.startswith("torch.") else vars(value)
+
+
+def _buffer(entry: dict[str, Any]) -> MemoryBufferMetas:
+    return MemoryBufferMetas([_parameter(**meta) for meta in entry["metas"]], entry["ptr"], entry["size"])
+
+
+def _parameter(name: str, dtype: str, shape: list[int], aligned_size: int) -> ParameterMeta:
     torch = torch_if_loaded()
     if torch is None:
-        return ParameterMeta(tensor["name"], f"torch.{dtype}", tuple(shape), size)
-    return ParameterMeta(tensor["name"], getattr(torch, dtype, f"torch.{dtype}"), torch.Size(shape), size)
+        return ParameterMeta(name, dtype, tuple(shape), aligned_size)
+    return ParameterMeta(name, getattr(torch, dtype.removeprefix("torch."), dtype), torch.Size(shape), aligned_size)

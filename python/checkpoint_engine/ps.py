@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _core, _log, _torch_group, distributed
 from ._process_group import ServerStore
-from .data_types import Metas
+from .data_types import MemoryBufferMetaList, Metas, metas_json
 from .errors import CheckpointEngineError, InvalidArgumentError
 from .report import UpdateReport
 from .tensors import describe
@@ -196,15 +196,9 @@ class ParameterServer:
         """What gather_metas or load_metas has learned, by rank; can be pickled. Ranks without tensors are left out."""
         return Metas.from_json(self._server.export_metas())
 
-    def load_metas(self, metas: Metas | str) -> None:
-        """Takes metas of another job: what its get_metas or export_metas gave. A plain dict of the same objects has not enough."""
-        text = metas if isinstance(metas, str) else getattr(metas, "exported", None)
-        if text is None:
-            raise InvalidArgumentError(
-                "these metas were not made by get_metas of this package; give the JSON of export_metas otherwise",
-                "invalid argument",
-            )
-        self._server.load_metas(text)
+    def load_metas(self, metas: Mapping[int, MemoryBufferMetaList] | str) -> None:
+        """Takes metas of another job: what its get_metas gave, also as a plain dict, or the JSON of export_metas or GET /v1/metas."""
+        self._server.load_metas(metas if isinstance(metas, str) else metas_json(metas))
 
     def offer_loaded(self) -> None:
         """Keeps what updates bring of the loaded checkpoint and offers it to other jobs meanwhile, by export_metas. Collective."""

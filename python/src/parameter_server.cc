@@ -21,6 +21,8 @@
 #include "errors.h"
 #include "gil.h"
 #include "interruptible.h"
+#include "parameter_server/field_metas_json.h"
+#include "parameter_server/metas_json.h"
 #include "report.h"
 #include "transfer_engine.h"
 
@@ -255,10 +257,16 @@ void bind_options(nb::module_& module) {
           nb::arg("engine"));
 }
 
+std::string field_metas(const std::string& json) {
+  return metas_to_field_json(value_or_raise(metas_from_json(json)));
+}
+
 }  // namespace
 
 void bind_parameter_server(nb::module_& module) {
   bind_options(module);
+  module.def("field_metas", &field_metas, nb::arg("json"),
+             "What export_metas gives, in the JSON of the Python package checkpoint-engine 0.4.");
   nb::class_<Prepared>(module, "PreparedUpdate",
                        "An update that has touched no engine yet. Dropping it gives it up.");
   nb::class_<Server>(module, "ParameterServer", "See ParameterServer of the C++ API.")

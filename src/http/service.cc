@@ -9,6 +9,8 @@
 #include "checkpoint/checkpoint_files.h"
 #include "http/engine_calls.h"
 #include "parameter_server/engine_instances.h"
+#include "parameter_server/field_metas_json.h"
+#include "parameter_server/metas_json.h"
 
 namespace ckpt {
 namespace {
@@ -119,7 +121,12 @@ Status Service::gather(const std::string& name) {
 Result<std::string> Service::export_metas() {
   CKPT_ASSIGN_OR_RETURN(const auto turn,
                         queue_.begin(OperationQueue::Kind::kQueued, "export the metas"));
-  return server_.export_metas();
+  const auto exported = server_.export_metas();
+  // As in the field's service: before anything was gathered, there is nothing of any rank.
+  if (exported.status().code() == StatusCode::kFailedPrecondition) return std::string("{}");
+  if (!exported) return exported.status();
+  CKPT_ASSIGN_OR_RETURN(const Metas metas, metas_from_json(*exported));
+  return metas_to_field_json(metas);
 }
 
 Status Service::load_metas(const std::string& json) {

@@ -65,7 +65,9 @@ class Service {
   Status gather(const std::string& name);
   /// Collective: every rank's service is asked, with the same name and ranks.
   Status update(const std::string& name, const UpdateRequest& request);
+  /// In the form of field_metas_json.h; "{}" when there are none.
   Result<std::string> export_metas();
+  /// In that form or the one of metas_json.h.
   Status load_metas(const std::string& json);
 
   /// Never waits for an operation.

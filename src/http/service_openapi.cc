@@ -44,12 +44,12 @@ std::string service_openapi() {
     },
     "/v1/metas": {
       "get": {
-        "summary": "The gathered metas",
-        "responses": {"200": {"description": "metas", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Metas"}}}}, "401": {"$ref": "#/components/responses/Error"}, "409": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
+        "summary": "The gathered metas, by rank; {} before any were",
+        "responses": {"200": {"description": "metas", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Metas"}}}}, "401": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
       },
       "post": {
-        "summary": "Take metas that another job has exported",
-        "requestBody": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Metas"}}}},
+        "summary": "Take metas that another job has exported: the answer of GET, or the file of --save-metas-file",
+        "requestBody": {"required": true, "content": {"application/json": {"schema": {"oneOf": [{"$ref": "#/components/schemas/Metas"}, {"$ref": "#/components/schemas/ExportedMetas"}]}}}},
         "responses": {"200": {"$ref": "#/components/responses/Done"}, "400": {"$ref": "#/components/responses/Error"}, "401": {"$ref": "#/components/responses/Error"}, "413": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
       }
     },
@@ -101,6 +101,27 @@ std::string service_openapi() {
         }
       },
       "Metas": {
+        "type": "object", "description": "what each rank holds, by its number; ranks without tensors are left out",
+        "additionalProperties": {
+          "type": "object", "required": ["p2p_store_addr", "memory_buffer_metas_list", "rdma_device"],
+          "properties": {
+            "p2p_store_addr": {"type": "string", "description": "to be passed on as it is: name, digests and places"},
+            "memory_buffer_metas_list": {"type": "array", "items": {
+              "type": "object", "required": ["metas", "ptr", "size"],
+              "properties": {
+                "metas": {"type": "array", "items": {
+                  "type": "object", "required": ["name", "dtype", "shape", "aligned_size"],
+                  "properties": {
+                    "name": {"type": "string"}, "dtype": {"type": "string", "description": "torch.bfloat16"},
+                    "shape": {"type": "array", "items": {"type": "integer"}}, "aligned_size": {"type": "integer", "description": "bytes, up to the next multiple of 256"}
+                  }}},
+                "ptr": {"type": "integer"}, "size": {"type": "integer"}
+              }}},
+            "rdma_device": {"type": "string"}
+          }
+        }
+      },
+      "ExportedMetas": {
         "type": "object", "required": ["format", "version", "checkpoint", "layouts", "ranks"],
         "properties": {"format": {"type": "string"}, "version": {"type": "integer"}, "checkpoint": {"type": "string"}, "layouts": {"type": "array", "items": {"type": "object"}}, "ranks": {"type": "array", "items": {"type": "object"}}}
       },

@@ -4,7 +4,8 @@
 //   DELETE /v1/checkpoints/{name}
 //   POST   /v1/checkpoints/{name}/gather-metas
 //   POST   /v1/checkpoints/{name}/update        service_requests.h has the body
-//   GET    /v1/metas, POST /v1/metas            metas_json.h has the form
+//   GET    /v1/metas, POST /v1/metas            field_metas_json.h has the form; POST takes
+//                                              that of metas_json.h too
 //   GET    /v1/healthz, /v1/status, /metrics, /openapi.json
 //
 // Success without a text is 200 with an empty body; an error is {"error": {"message", "code"}}: 400

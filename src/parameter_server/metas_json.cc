@@ -5,6 +5,8 @@
 #include <unordered_map>
 
 #include "base/strings.h"
+#include "parameter_server/field_metas_json.h"
+#include "parameter_server/hex_text.h"
 
 namespace ckpt {
 namespace {
@@ -15,17 +17,6 @@ constexpr std::string_view kFormat = "checkpoint-engine metas";
 constexpr std::uint64_t kVersion = 1;
 
 std::string hex(std::uint64_t value) { return LayoutHash{0, value}.to_string().substr(16); }
-
-std::string hex(std::span<const std::byte> bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  text.reserve(2 * bytes.size());
-  for (const std::byte b : bytes) {
-    text += kDigits[static_cast<unsigned>(b) >> 4];
-    text += kDigits[static_cast<unsigned>(b) & 15];
-  }
-  return text;
-}
 
 Json layout_to_json(const Layout& layout) {
   Json tensors = Json::array();
@@ -51,7 +42,7 @@ Json rank_to_json(const InstanceData& data, std::size_t layout) {
           {"digest_algorithm", data.digest_algorithm},
           {"offsets", data.offsets},
           {"digests", std::move(digests)},
-          {"transport_descriptor", hex(data.transport_descriptor)},
+          {"transport_descriptor", to_hex(data.transport_descriptor)},
           {"pool_regions", std::move(regions)},
           {"door_region", hex(data.door_region)},
           {"network",
@@ -112,17 +103,9 @@ class Fields {
 
 Result<std::vector<std::byte>> bytes_of_hex(const Fields& fields, const char* field) {
   CKPT_ASSIGN_OR_RETURN(const std::string digits, fields.text(field));
-  std::vector<std::byte> bytes(digits.size() / 2);
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    std::uint8_t value = 0;
-    const char* pair = digits.data() + 2 * i;
-    if (std::from_chars(pair, pair + 2, value, 16).ptr != pair + 2) {
-      return fields.wrong(field, "hexadecimal digits");
-    }
-    bytes[i] = std::byte{value};
-  }
-  if (digits.size() % 2 != 0) return fields.wrong(field, "an even number of digits");
-  return bytes;
+  auto bytes = from_hex(digits);
+  if (!bytes) return fields.wrong(field, "an even number of hexadecimal digits");
+  return std::move(*bytes);
 }
 
 Result<TensorInfo> tensor_from_json(const Json& json, const std::string& place) {
@@ -256,6 +239,7 @@ std::string metas_to_json(const Metas& metas) {
 Result<Metas> metas_from_json(std::string_view text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return invalid_argument("metas: not valid JSON");
+  if (json.is_object() && !json.contains("format")) return metas_from_field_json(text);
   const Fields fields(json, "");
   const auto format = fields.text("format");
   if (!format || *format != kFormat) return fields.wrong("format", quoted(kFormat));

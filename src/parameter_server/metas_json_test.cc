@@ -83,6 +83,7 @@ TEST(MetasJson, NonsenseIsRefusedByItsField) {
     ASSERT_FALSE(read.is_ok()) << what;
     EXPECT_THAT(read.status().message(), HasSubstr(message));
   };
+  expect("\"format\"", "\"form\"", "no \"format\"");
   expect("checkpoint-engine metas", "something else", "\"format\" must be");
   expect("\"version\":1", "\"version\":2", "version 2");
   expect("\"version\":1", "\"version\":-1", "\"version\" must be a natural number");

@@ -1,4 +1,5 @@
 """The Python package without torch: numpy tensors through ranks and workers on the host device."""
+import json
 import multiprocessing
 import os
 import pickle
@@ -219,9 +220,14 @@ def test_metas_can_be_pickled_and_loaded(server):
     assert all(meta.aligned_size % 256 == 0 for meta in entry.metas)
     server.load_metas(metas)
     assert server.export_metas() == metas.exported
-    server.load_metas(metas.exported)
-    with pytest.raises(ValueError, match="get_metas"):
+    for again in (metas.exported, dict(metas), json.loads(json.dumps(metas, default=vars))):
+        server.load_metas(again)
+        assert server.export_metas() == metas.exported
+    metas[0].p2p_store_addr = "10.0.0.7:12345"
+    with pytest.raises(checkpoint_engine.CheckpointEngineError, match="Mooncake"):
         server.load_metas(dict(metas))
+    with pytest.raises(ValueError, match="metas"):
+        server.load_metas({})
 
 
 def test_the_shared_pool_and_force(server):

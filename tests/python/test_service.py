@@ -27,15 +27,18 @@ class UnixConnection(http.client.HTTPConnection):
 
 def matches(schema, value, schemas):
     """Whether `value` is what `schema` describes; the part of JSON schema that the description uses."""
+    if "oneOf" in schema:
+        return sum(matches(each, value, schemas) for each in schema["oneOf"]) == 1
     if "$ref" in schema:
         return matches(schemas[schema["$ref"].rsplit("/", 1)[1]], value, schemas)
     if value is None:
         return schema.get("nullable", False)
     if schema["type"] == "object":
-        properties = schema.get("properties", {})
-        return (isinstance(value, dict) and all(name in value for name in schema.get("required", []))
-                and (schema.get("additionalProperties", True) or not value.keys() - properties.keys())
-                and all(matches(properties[name], each, schemas) for name, each in value.items() if name in properties))
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        if not isinstance(value, dict) or any(name not in value for name in schema.get("required", [])):
+            return False
+        described = {name: properties.get(name, others) for name in value}
+        return all(each if isinstance(each, bool) else matches(each, value[name], schemas) for name, each in described.items())
     if schema["type"] == "array":
         return isinstance(value, list) and all(matches(schema["items"], each, schemas) for each in value)
     kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
@@ -106,9 +109,9 @@ class Service:
 def services(tmp_path):
     made = []
 
-    def make(count, *arguments, **options):
+    def make(count, *arguments, folder=tmp_path, **options):
         port = free_port()
-        made.extend(Service(tmp_path, rank, count, port, *arguments, **options) for rank in range(count))
+        made.extend(Service(folder, rank, count, port, *arguments, **options) for rank in range(count))
         return [service.wait() for service in made[-count:]]
 
     yield make
@@ -167,7 +170,8 @@ def test_two_services_update_an_engine_again_and_again(checkpoint, receivers, se
             assert f'updates_total{{outcome="ok"}} {count}' in service.ask("GET", "/metrics")[1]
     assert engine.process.poll() is None, "every update was what --expect says"
     status, metas = ranks[0].ask("GET", "/v1/metas")
-    assert status == 200 and len(metas["ranks"]) == 2
+    assert status == 200 and sorted(metas) == ["0", "1"]
+    assert all(buffer["metas"] for entry in metas.values() for buffer in entry["memory_buffer_metas_list"])
     assert ask_all(ranks, "DELETE", "/v1/checkpoints/step%201") == [(200, "")] * 2
     assert ranks[0].ask("POST", "/v1/checkpoints/step%201/update", {})[0] == 409
     assert ranks[0].ask("DELETE", "/v1/checkpoints/step%201") == (200, ""), "freed already"
@@ -207,6 +211,31 @@ def test_it_answers_while_an_update_runs_and_refuses_a_second(checkpoint, servic
     assert answer[0][0] == 500 and "interrupted" in answer[0][1]["error"]["message"]
     # It may still wait a little for a worker that the engine may have sent on its way.
     service.process.wait(timeout=20)
+
+
+def test_metas_go_from_one_job_to_another_in_the_fields_form(checkpoint, receivers, services, tmp_path):
+    for name in ("owners", "readers"):
+        (tmp_path / name).mkdir()
+    owners = services(2, folder=tmp_path / "owners")
+    (reader,) = services(1, folder=tmp_path / "readers")
+    assert reader.ask("GET", "/v1/metas") == (200, {}), "nothing was gathered"
+    load(owners, "step%201", checkpoint)
+    metas = owners[0].ask("GET", "/v1/metas")[1]
+    tensor = metas["0"]["memory_buffer_metas_list"][0]["metas"][0]
+    assert tensor["dtype"].startswith("torch.") and tensor["aligned_size"] % 256 == 0
+    # What the field's models keep of it, and no more.
+    passed_on = {rank: {name: entry[name] for name in ("p2p_store_addr", "memory_buffer_metas_list", "rdma_device")}
+                 for rank, entry in metas.items()}
+    assert reader.ask("POST", "/v1/metas", passed_on) == (200, "")
+    assert reader.ask("GET", "/v1/status")[1]["metas"] == {"checkpoint": "step 1", "loaded": True}
+    assert reader.ask("GET", "/v1/metas") == (200, metas)
+    engine = receivers("--expect", checkpoint, workers=1)
+    assert reader.ask("POST", "/v1/checkpoints/step%201/update", update_bodies(engine, 1)[0]) == (200, "")
+    of_the_field = {"0": {"p2p_store_addr": "10.0.0.7:12345", "rdma_device": "mlx5_0", "memory_buffer_metas_list": [
+        {"metas": [{"name": "w", "dtype": "torch.bfloat16", "shape": [2, 3], "aligned_size": 256}], "ptr": 140001, "size": 256}]}}
+    status, value = reader.ask("POST", "/v1/metas", of_the_field)
+    assert status == 400 and "Mooncake" in value["error"]["message"], value
+    assert reader.ask("POST", "/v1/metas", {})[0] == 400
 
 
 def test_tcp_and_tokens(checkpoint, services, tmp_path):

@@ -6,7 +6,6 @@ gets load_weights and process_weights_after_loading, which suffices for models t
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from ._log import logger
@@ -35,6 +34,7 @@ class ModelReload:
         self._begun_outside = begun
         self._layerwise = _layerwise_reload()
         self._loaded: list[set[str] | None] = [set() for _ in models]
+        self._given: set[str] = set()
         self._experts = ExpertKernels(models, device)
 
     def begin(self) -> None:
@@ -43,13 +43,14 @@ class ModelReload:
             return
         self._experts.forget()
         for model, config in [] if self._begun_outside else self._models:
-            if _still_loading(model):
+            if _forget_loaded(model):
                 logger.warning("an update that ended half-way left layers that wait for weights; they are put back first")
                 self._layerwise.finalize_layerwise_reload(model, config)
             self._layerwise.initialize_layerwise_reload(model)
 
     def load(self, weights: Weights) -> None:
         """Loads a bucket. The tensors may be overwritten on return."""
+        self._given.update(name for name, _ in weights)
         if self._layerwise is not None:
             weights = [(name, tensor.clone()) for name, tensor in weights]  # kept until their layer is complete
         for i, (model, _) in enumerate(self._models):
@@ -68,17 +69,16 @@ class ModelReload:
             else:
                 _process_weights(model, config, self._device)
         self._experts.restore()
+        if getattr(self._device, "type", None) == "cpu":
+            for model, _ in self._models:
+                _pack_tied_heads(model)
 
     def _check_complete(self) -> None:
         """Of the target model only: a drafter shares weights with it, or loads what it needs of the same names."""
-        model, config = self._models[0]
+        model, _ = self._models[0]
         if self._layerwise is None or self._drafter:
             return
-        quantization = getattr(config, "quantization", None)
-        if quantization is not None:
-            _say_unchecked(quantization)
-            return
-        missing = missing_weights(model, self._loaded[0])
+        missing = missing_weights(model, self._loaded[0], self._given)
         if missing:
             raise RuntimeError(
                 f"the update lacks weights of this model: {', '.join(missing[:5])}"
@@ -87,11 +87,14 @@ class ModelReload:
             )
 
     def abandon(self) -> None:
-        """Takes the models out of the reload. Their weights are incomplete until an update succeeds."""
+        """Takes the models out of the reload: layers that have not come whole keep the weights that they had. The models are
+        of no use until an update succeeds.
+        """
         if self._layerwise is None:
             return
         for model, config in self._models:
             try:
+                _forget_loaded(model)
                 self._layerwise.finalize_layerwise_reload(model, config)
             except Exception:
                 # What made the update fail is the error to raise; the next start tries this again.
@@ -127,15 +130,6 @@ class ExpertKernels:
             if method.moe_kernel is None:
                 method.moe_kernel = kernel
         self._forgotten.clear()
-
-
-@cache
-def _say_unchecked(quantization: str) -> None:
-    """Once: the layers of such a model want other tensors than its checkpoint has."""
-    logger.warning(
-        "updates of this model are not checked for weights that they lack (quantization: %s); register the whole checkpoint",
-        quantization,
-    )
 
 
 def _load_by_name(model: Any, weights: Weights) -> Any:
@@ -178,10 +172,31 @@ def _layerwise_reload() -> Any:
     return reload if hasattr(reload, "initialize_layerwise_reload") else None
 
 
-def _still_loading(model: Any) -> bool:
+def _forget_loaded(model: Any) -> bool:
+    """Whether layers wait for weights. What they have taken so far is dropped: the end of the reload then puts back what they
+    had, where it would fill up with uninitialised memory, or fail once more over the tensor that made the update fail.
+    """
     from vllm.model_executor.model_loader.reload import layerwise
 
-    return any(layerwise.get_layerwise_info(layer).can_load() for layer in model.modules())
+    waiting = [info for info in map(layerwise.get_layerwise_info, model.modules()) if info.can_load()]
+    for info in waiting:
+        info.loaded_weights.clear()
+        info.load_numel = 0
+    return bool(waiting)
+
+
+def _pack_tied_heads(model: Any) -> None:
+    """On a CPU, vLLM packs a copy of the output layer's weights when it loads them. Those that are the embedding's come with the
+    embedding, and nothing would pack them anew (0.32).
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    seen = set()
+    for layer in model.modules():
+        parameters = {id(parameter) for _, parameter in layer.named_parameters(recurse=False)}
+        if isinstance(layer, VocabParallelEmbedding) and parameters & seen:
+            layer.quant_method.process_weights_after_loading(layer)
+        seen |= parameters
 
 
 def _refuse_quantised(models: list[tuple[Any, Any]]) -> None:

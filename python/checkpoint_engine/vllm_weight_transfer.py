@@ -87,18 +87,4 @@ class CheckpointWeightTransferEngine(WeightTransferEngine):
 
 def _config_of(model: Any) -> Any:
     """What a reload wants of a model's configuration, where vLLM does not hand it over."""
-    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    return SimpleNamespace(dtype=dtype, quantization=_quantization_of(model))
-
-
-def _quantization_of(model: Any) -> str | None:
-    """By what its layers say: how the first quantised one is, and None when they all say that they are not."""
-    methods = [getattr(layer, "quant_method", None) for layer in model.modules()]
-    kinds = [type(method) for method in methods if method is not None]
-    if not kinds:
-        return "not told"
-    return next((kind.__name__ for kind in kinds if not _is_plain(kind)), None)
-
-
-def _is_plain(kind: type) -> bool:
-    return any(base.__name__.startswith("Unquantized") for base in kind.__mro__)
+    return SimpleNamespace(dtype=next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()))

@@ -2,33 +2,64 @@
 import importlib
 import sys
 import types
-from contextlib import nullcontext
 
 import pytest
 
 
-class Layer:
-    """A layer of a model in vLLM's layerwise reload; `numel` elements in one parameter."""
+class Parameter:
+    """What a layer wants of the checkpoint while it is in the reload, and what the engine computes with otherwise."""
 
     def __init__(self, numel):
-        self.numel, self.loaded, self.reloading = numel, 0, False
+        self.numel = lambda: numel
+        self.dtype, self.weight_loader = "bfloat16", types.SimpleNamespace(__name__="online_process_loader")
+
+
+class Layer:
+    """A layer of a model in vLLM's layerwise reload, and its LayerReloadingInfo; of some elements in each parameter.
+
+    holds: the version of its weights; None: uninitialised memory.
+    """
+
+    def __init__(self, numel, **more):
+        self.tensors = {name: Parameter(count) for name, count in {"weight": numel, **more}.items()}
+        self.holds, self.reloading = 0, False
+        self.forget()
+
+    def forget(self):
+        self.load_numel, self.loaded_weights = 0, []
 
     def can_load(self):
         return self.reloading
 
     @property
-    def load_numel(self):
-        return self.loaded
+    def kernel_tensors(self):
+        return (self.tensors, {}) if self.reloading else None
 
     def named_parameters(self, recurse):
-        return [("weight", None)]
+        assert not recurse
+        return list(self.tensors.items())
 
-    def parameters(self, recurse=False):
-        return [types.SimpleNamespace(numel=lambda: self.numel)]
+    def take(self, parameter, tensor):
+        """As online_process_loader does: a tensor that is refused has been kept already."""
+        self.loaded_weights.append((parameter, tensor))
+        if tensor.broken:
+            raise ValueError(f"{parameter} has another size")
+        self.load_numel += tensor.numel
+        if self.load_numel >= sum(each.numel() for each in self.tensors.values()):
+            self.process()
+
+    def process(self):
+        for _, tensor in self.loaded_weights:
+            if tensor.broken:
+                raise ValueError("that tensor again")
+        whole = self.load_numel >= sum(each.numel() for each in self.tensors.values())
+        self.holds = self.loaded_weights[-1][1].version if whole else None
+        self.reloading = False
+        self.forget()
 
 
 class Model:
-    """Two layers; a weight is (name of its layer, elements)."""
+    """Two layers; a weight is (name of its layer, or LAYER.PARAMETER, and a tensor)."""
 
     def __init__(self):
         self.layers = {"first": Layer(4), "norm": Layer(2)}
@@ -42,31 +73,42 @@ class Model:
     def load_weights(self, weights):
         names = set()
         for name, tensor in weights:
-            if tensor.broken:
-                raise ValueError(f"{name} has another size")
-            self.layers[name].loaded += tensor.numel
-            names.add(f"{name}.weight")
+            layer, _, parameter = name.partition(".")
+            parameter = parameter.removeprefix("q_").removeprefix("k_") or "weight"
+            names.add(f"{layer}.{parameter}")
+            if self.layers[layer].reloading:
+                self.layers[layer].take(parameter, tensor)
         return names
 
 
 class Tensor:
     dtype = "bfloat16"
 
-    def __init__(self, numel, broken=False):
-        self.numel, self.broken, self.shape = numel, broken, (numel,)
+    def __init__(self, numel, broken=False, version=1):
+        self.numel, self.broken, self.shape, self.version = numel, broken, (numel,), version
 
     def clone(self):
-        return Tensor(self.numel, self.broken)
+        return Tensor(self.numel, self.broken, self.version)
 
 
 def finalize(model, config):
     for layer in model.modules():
-        layer.reloading, layer.loaded = False, 0
+        if layer.reloading and layer.loaded_weights:
+            layer.process()
+        layer.reloading = False
 
 
 def initialize(model):
     for layer in model.modules():
         layer.reloading = True
+
+
+def quantised_by(layer, *names):
+    """Gives it a quantisation method of a class of this name, and of those names its bases."""
+    kind = object
+    for name in reversed(names):
+        kind = type(name, (kind,) if kind is not object else (), {})
+    layer.quant_method = kind()
 
 
 class Factory:
@@ -181,6 +223,7 @@ def test_a_device_without_a_rank_is_named(vllm, monkeypatch):
 @pytest.mark.parametrize("buckets, says", [
     ([[("first", Tensor(4))]], "lacks weights.*norm.weight"),
     ([[("first", Tensor(3)), ("norm", Tensor(2))]], "lacks weights.*a part of first.weight"),
+    ([[("first", Tensor(3))], [("first", Tensor(1, broken=True))]], r"first \(bfloat16, shape \[1\]\): ValueError"),
     ([[("first", Tensor(2))], [("norm", Tensor(2, broken=True))]], r"norm \(bfloat16, shape \[2\]\): ValueError: .*another size"),
 ])
 def test_whatever_fails_leaves_no_layer_in_the_reload(vllm, monkeypatch, buckets, says):
@@ -188,8 +231,89 @@ def test_whatever_fails_leaves_no_layer_in_the_reload(vllm, monkeypatch, buckets
     engine, _ = backend(monkeypatch, buckets, model)
     with pytest.raises(RuntimeError, match=says):
         engine.update_weights(ADDRESSES)
-    assert not any(layer.reloading or layer.loaded for layer in model.modules())
+    assert not any(layer.reloading or layer.loaded_weights for layer in model.modules())
+    assert None not in [layer.holds for layer in model.modules()], "no layer computes with uninitialised memory"
     backend(monkeypatch, WHOLE, model)[0].update_weights(ADDRESSES)
+    assert [layer.holds for layer in model.modules()] == [1, 1]
+
+
+def test_an_update_that_somebody_else_left_half_way_is_put_back_first(vllm, monkeypatch):
+    model = Model()
+    initialize(model)
+    with pytest.raises(ValueError):
+        model.load_weights([("first", Tensor(3)), ("first", Tensor(1, broken=True))])
+    backend(monkeypatch, WHOLE, model)[0].update_weights(ADDRESSES)
+    assert [layer.holds for layer in model.modules()] == [1, 1]
+
+
+@pytest.mark.parametrize("methods", [("Fp8LinearMethod",), ("Fp8PerTensorOnlineLinearMethod", "OnlineLinearBase"),
+                                     ("ModelsOwn", "UnquantizedLinearMethod")])
+@pytest.mark.parametrize("lacks, says", [
+    (["first.q_scale", "first.k_scale"], "first.scale;"),
+    (["first.weight"], "first.weight;"),
+    (["first.weight", "first.q_scale", "first.k_scale"], "first.weight, first.scale;"),
+    (["norm"], "norm.weight;"),
+    (["first.q_scale"], "a part of first.weight, a part of first.scale;"),
+])
+def test_a_quantised_model_is_checked_too(vllm, monkeypatch, methods, lacks, says):
+    """A layer with the scales of blocks, which are two tensors of the checkpoint."""
+    model = Model()
+    model.layers["first"] = Layer(4, scale=2)
+    quantised_by(model.layers["first"], *methods)
+    whole = {"first.weight": Tensor(4), "first.q_scale": Tensor(1), "first.k_scale": Tensor(1), "norm": Tensor(2)}
+    less = {name: tensor for name, tensor in whole.items() if name not in lacks}
+    with pytest.raises(RuntimeError, match=f"lacks weights of this model: {says}"):
+        backend(monkeypatch, [less.items()], model)[0].update_weights(ADDRESSES)
+    assert None not in [layer.holds for layer in model.modules()]
+    backend(monkeypatch, [whole.items()], model)[0].update_weights(ADDRESSES)
+    assert [layer.holds for layer in model.modules()] == [1, 1]
+
+
+def test_the_missing_tensor_of_a_fused_layer_is_named_where_vllm_knows_its_parts(vllm):
+    from checkpoint_engine.vllm_completeness import missing_weights
+
+    model = Model()
+    model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
+    model.layers = {"0.attn.qkv_proj": Layer(4)}
+    initialize(model)
+    model.layers["0.attn.qkv_proj"].take("weight", Tensor(2))
+    loaded = {"0.attn.qkv_proj.weight"}
+    assert missing_weights(model, loaded, {"0.attn.q_proj.weight"}) == ["0.attn.k_proj.weight"]
+    assert missing_weights(model, loaded, {"0.attn.other.weight"}) == ["a part of 0.attn.qkv_proj.weight"]
+
+
+def test_what_a_checkpoint_need_not_have(vllm, monkeypatch, caplog):
+    """Scales of the cache, and parts of layers that are quantised in ways that leave parameters out or pad them."""
+    from checkpoint_engine import vllm_completeness
+
+    vllm_completeness._say_unchecked.cache_clear()
+    model = Model()
+    model.layers |= {"cache": Layer(1), "packed": Layer(4, zero_points=4)}
+    quantised_by(model.layers["cache"], "Fp8KVCacheMethod", "BaseKVCacheMethod")
+    quantised_by(model.layers["packed"], "GPTQMarlinLinearMethod")
+    for _ in range(2):
+        backend(monkeypatch, [*WHOLE, [("packed", Tensor(4))]], model)[0].update_weights(ADDRESSES)
+    assert caplog.text.count("quantised by GPTQMarlinLinearMethod") == 1
+    with pytest.raises(RuntimeError, match="lacks weights of this model: packed.weight, packed.zero_points;"):
+        backend(monkeypatch, WHOLE, model)[0].update_weights(ADDRESSES)
+
+
+def test_an_output_layer_that_is_tied_to_the_embedding_comes_with_it(vllm, monkeypatch):
+    """Its checkpoint has no tensor of its own; and a CPU packs its weights anew."""
+    packed = []
+    vocabulary = sys.modules["vllm.model_executor.layers.vocab_parallel_embedding"].VocabParallelEmbedding
+    head_class = type("ParallelLMHead", (Layer, vocabulary), {})
+    model = Model()
+    model.layers["lm_head"] = head = head_class(4)
+    head.tensors = model.layers["first"].tensors
+    quantised_by(head, "UnquantizedEmbeddingMethod")
+    head.quant_method.process_weights_after_loading = packed.append
+    engine, _ = backend(monkeypatch, WHOLE, model)
+    engine._worker_device.type = "cpu"
+    engine.update_weights(ADDRESSES)
+    assert packed == [head]
+    with pytest.raises(RuntimeError, match="lacks weights of this model: first.weight, lm_head.weight;"):
+        backend(monkeypatch, WHOLE[1:], model)[0].update_weights(ADDRESSES)
 
 
 def test_some_layers_are_enough_where_that_is_wanted(vllm, monkeypatch):
@@ -207,8 +331,9 @@ def test_the_interface_of_vllm_0_23(vllm, monkeypatch):
     engine, _ = backend(monkeypatch, WHOLE, model)
     initialize(model)
     engine.receive_weights(engine.parse_update_info(ADDRESSES), load_weights=model.load_weights)
-    assert all(layer.reloading for layer in model.modules())
+    assert [layer.holds for layer in model.modules()] == [1, 1]
     engine, _ = backend(monkeypatch, [[("first", Tensor(4, broken=True))]], model)
+    initialize(model)
     with pytest.raises(RuntimeError, match="another size"):
         engine.receive_weights(engine.parse_update_info(ADDRESSES), load_weights=model.load_weights)
     assert not any(layer.reloading for layer in model.modules())
@@ -235,29 +360,15 @@ def old_engine(monkeypatch, buckets, model):
     return module.CheckpointWeightTransferEngine(None, types.SimpleNamespace(rank=0), model), called
 
 
-@pytest.mark.parametrize("kinds, quantization", [
-    (("UnquantizedLinearMethod", None), None),
-    (("UnquantizedLinearMethod", "Fp8LinearMethod"), "Fp8LinearMethod"),
-    ((None, None), "not told"),
-])
-def test_whether_a_model_of_vllm_0_23_is_quantised_is_what_its_layers_say(vllm, monkeypatch, caplog, kinds, quantization):
-    from checkpoint_engine import vllm_reload
-
-    vllm_reload._say_unchecked.cache_clear()
+def test_updates_of_vllm_0_23_are_checked(vllm, monkeypatch):
     platform = types.SimpleNamespace(device_type="cuda", get_device_uuid=lambda index: "GPU-a")
     monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", platform)
     model = GpuModel()
-    for layer, kind in zip(model.layers.values(), kinds, strict=True):
-        if kind is not None:
-            layer.quant_method = type("ModelsOwn" if kind.startswith("Un") else kind, (type(kind, (), {}),), {})()
-    for _ in range(2):
-        engine, _ = old_engine(monkeypatch, [[("first", Tensor(4))]], model)
-        initialize(model)
-        info = engine.parse_update_info({"addresses": {"GPU-a": "ipc://@a"}})
-        with pytest.raises(RuntimeError, match="lacks weights.*norm.weight") if quantization is None else nullcontext():
-            engine.receive_weights(info, load_weights=model.load_weights)
-    assert caplog.text.count("not checked") == (quantization is not None)
-    assert quantization is None or f"quantization: {quantization}" in caplog.text
+    engine, _ = old_engine(monkeypatch, [[("first", Tensor(4))]], model)
+    initialize(model)
+    info = engine.parse_update_info({"addresses": {"GPU-a": "ipc://@a"}})
+    with pytest.raises(RuntimeError, match="lacks weights.*norm.weight"):
+        engine.receive_weights(info, load_weights=model.load_weights)
 
 
 def test_a_drafter_in_its_own_session_need_not_get_every_weight(vllm, monkeypatch):

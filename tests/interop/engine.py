@@ -78,6 +78,12 @@ class Engine:
     def checksums(self):
         return self.call("POST", "/weight_checker", {"action": "checksum"})["checksums"]
 
+    def metrics(self, *names):
+        """Their values; of several of one name the sum."""
+        with DIRECT.open(self.url + "/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return [sum(float(line.split()[-1]) for line in lines if line.split("{")[0] == name) for name in names]
+
     def state(self):
         return {"outputs": self.outputs(), "checksums": self.checksums()}
 

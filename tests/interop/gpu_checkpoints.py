@@ -1,9 +1,9 @@
 """Random Qwen3 checkpoints of the 8B model's shapes, for engines on GPUs.
 
-    gpu_checkpoints.py [--shapes 8b|tiny] [--device cuda|cpu] FOLDER
+    gpu_checkpoints.py [--shapes 8b|small|tiny] [--device cuda|cpu] FOLDER
 
-Three checkpoints each in FOLDER/bf16-1 to -3 (16.4 GB) and FOLDER/block-fp8-1 to -3 (9.4 GB: scales of 128 x 128
-blocks, as DeepSeek-V3 has them). The third has every other file of the first and of the second, by links. Files
+Three checkpoints each in FOLDER/bf16-1 to -3 (16.4 GB; small: 1.1 GB) and FOLDER/block-fp8-1 to -3 (9.4 GB: scales of
+128 x 128 blocks, as DeepSeek-V3 has them). The third has every other file of the first and of the second, by links. Files
 appear with their last byte; FOLDER/bf16.ready and FOLDER/block-fp8.ready when all of a kind are there.
 """
 
@@ -17,6 +17,7 @@ import checkpoints
 
 SHAPES = {
     "8b": dict(layers=36, hidden=4096, inner=12288, heads=32, kv_heads=8, head=128, words=151936),
+    "small": dict(layers=8, hidden=2048, inner=6144, heads=16, kv_heads=8, head=128, words=32768),
     "tiny": dict(layers=8, hidden=256, inner=512, heads=4, kv_heads=2, head=64, words=512),
 }
 KINDS = ("bf16", "block-fp8")

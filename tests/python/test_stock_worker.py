@@ -105,6 +105,17 @@ def test_a_tensor_that_was_kept_of_the_last_bucket_is_named(context, buffer):
     assert len(rank.join()) == 4 and len(kept) == 1
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_bucket_that_cannot_be_read_is_answered(context, buffer, last):
+    """The rank has no deadline there: it agrees with the others on the error, or, behind its last bucket, goes on."""
+    unknown = bucket("b", (8,), 32).replace(b"float32", b"complex128")
+    seen = []
+    rank = Rank(context, [buffer[0], bucket("a", (8,), 0), unknown, *((NONE, NONE) if last else (ERROR,))])
+    with pytest.raises(RuntimeError, match="torch.complex128"):
+        update_weights_from_ipc(context, rank.address, None, timeout=30, run=lambda weights: seen.append(weights[0][0]))
+    assert b"complex128" in rank.join()[2] and seen == ["a"]
+
+
 def test_the_ranks_own_error_is_raised(context, buffer):
     rank = Rank(context, [buffer[0], bucket("a", (8,), 0), ERROR])
     with pytest.raises(RuntimeError, match="Some workers failed to update weights"):

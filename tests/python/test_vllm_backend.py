@@ -166,17 +166,17 @@ def backend(monkeypatch, buckets, model, make=True):
     """Our backend with a rank that sends these buckets in place of a real one; and the addresses it was called with."""
     called = []
 
-    def update_weights_from_ipc(context, address, device, *, run, post_hook):
+    def update_weights_from_ipc(context, address, device, *, run, post_hook, current_stream_only):
+        assert current_stream_only, "the reload reads by clones"
         called.append(address)
         for bucket in buckets:
             run(bucket)
         post_hook()
 
     import checkpoint_engine.vllm_extension
-    import checkpoint_engine.worker
 
     monkeypatch.setattr(checkpoint_engine.vllm_extension, "_zmq_context", lambda: None)
-    monkeypatch.setattr(checkpoint_engine.worker, "update_weights_from_ipc", update_weights_from_ipc)
+    monkeypatch.setattr(checkpoint_engine.vllm_extension, "update_weights_from_ipc", update_weights_from_ipc)
     if not make:
         return None, called
     module = importlib.import_module("checkpoint_engine.vllm_weight_transfer")

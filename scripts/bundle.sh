@@ -2,21 +2,26 @@
 # Makes a folder that runs on machines without any of our packages (Ubuntu 24.04 or newer): the program, the device test and
 # the GPU benchmark, with the shared libraries that they need. It may be copied anywhere. GPUs need a driver that knows the
 # CUDA version of the build (580 or newer for CUDA 13, 525 or newer for CUDA 12); without GPUs no driver is needed.
-#   usage: scripts/bundle.sh [--python PYTHON] [FOLDER]        default: build/bundle
+#   usage: scripts/bundle.sh [--without-cuda] [--python PYTHON] [FOLDER]        default: build/bundle
 # With --python the Python package for that version of Python is in FOLDER/python: PYTHONPATH=FOLDER/python is all that it needs.
 # PYTHON must have nanobind and scikit-build-core; the package imports pyzmq where it meets ranks of the field's package.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=
+cuda=ON
+if [ "${1:-}" = --without-cuda ]; then
+  cuda=OFF
+  shift
+fi
 if [ "${1:-}" = --python ]; then
   python=$(command -v "$2")
   shift 2
 fi
 out=${1:-build/bundle}
-build=build/release
+build=build/release-bundle
 with_python=()
 if [ -n "$python" ]; then
-  build=build/release-$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
+  build=build/release-bundle-$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
   with_python=(-DCKPT_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$python" -DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags)
 fi
 programs=(checkpoint-engine ckpt_device_test gpu_update)
@@ -25,8 +30,12 @@ limit_mib=64
 system='linux-vdso|ld-linux|libc|libm|libpthread|libdl|librt|libresolv|libgcc_s|libstdc\+\+'
 
 bash scripts/setup.sh
+if [ $cuda = ON ]; then
+  CUDACXX=$(bash scripts/cuda_toolkit.sh)
+  export CUDACXX
+fi
 # An RPATH (not a RUNPATH) on the program is also searched for what its libraries need.
-cmake --preset release -B "$build" -DCMAKE_BUILD_RPATH="\$ORIGIN/../lib;\$ORIGIN/../../lib" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
+cmake --preset release -B "$build" -DCKPT_CUDA=$cuda -DCMAKE_BUILD_RPATH="\$ORIGIN/../lib;\$ORIGIN/../../lib" -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags \
   "${with_python[@]}" >/dev/null
 cmake --build "$build" --target "${programs[@]}" ${python:+python_package}
 

@@ -78,6 +78,12 @@ say "the Python package, as pip installs it"
 bash scripts/test_wheel.sh
 say "the field's package checkpoint-engine 0.4.2, its worker and its sender"
 bash scripts/test_field.sh
+say "the bundle, and the GPUs it has code for"
+bash scripts/bundle.sh | tail -n 1
+gpu_code=$(for list in elf ptx; do .venv/lib/python3*/site-packages/nvidia/cu13/bin/cuobjdump "--list-$list" build/bundle/bin/checkpoint-engine; done |
+  grep -oE 'sm_[0-9]+\.(cubin|ptx)' | paste -sd' ')
+echo "$gpu_code"
+[ "$gpu_code" = "sm_80.cubin sm_90.cubin sm_100.cubin sm_100.ptx" ]
 say "benchmarks, once and small"
 "$python" scripts/bench_smoke.py
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Proofs on real engines, on the CPU: the field's worker (checkpoint-engine 0.4.2), vLLM 0.32 and SGLang's module, from PyPI.
-#   usage: scripts/interop.sh [STEP...]     steps: package field sglang extension plugin stock draft-extension draft-plugin moe
-#                                   parallel p2p; none: all of them
+#   usage: scripts/interop.sh [STEP...]     steps: package field sglang extension plugin stock draft-extension draft-plugin
+#                                   mtp-extension mtp-plugin moe parallel p2p; none: all of them
 # Environments and what vLLM answered from disk are kept in ${XDG_CACHE_HOME:-~/.cache}/checkpoint-engine-interop (8 GB; removing it
 # is safe). The first run takes about half an hour on two cores, a step later two to four minutes. Nothing is skipped: what fails
 # or cannot be tried is reported, and the exit code is 1.
@@ -87,7 +87,7 @@ unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
 install_vllm && install_beside field checkpoint-engine==0.4.2 && install_beside sglang sglang==0.5.23 && install_ours ||
   { echo "FAILED: the environments cannot be made"; exit 1; }
 steps=("$@")
-[ $# -gt 0 ] || steps=(package field sglang extension plugin stock draft-extension draft-plugin moe parallel p2p)
+[ $# -gt 0 ] || steps=(package field sglang extension plugin stock draft-extension draft-plugin mtp-extension mtp-plugin moe parallel p2p)
 failed=()
 for each in "${steps[@]}"; do
   say "$each"

@@ -139,13 +139,6 @@ class Proof:
             if process.returncode != 0:
                 break
         self.say(process.returncode != 0, f"all ranks killed in the middle of an update: {output.strip().splitlines()[-1:]}")
-        healthy = False
-        for _ in range(60):
-            if self.update(engine, self.checkpoint(2)).returncode == 0:
-                healthy = True
-                break
-            time.sleep(1)
-        self.say(healthy, "the engine takes updates again")
         self.follows(engine, 1)
 
     def draft_is(self, engine, number, what):

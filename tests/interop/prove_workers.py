@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -131,6 +132,74 @@ class Engine:
                 list(pool.map(lambda worker: worker.update(addresses), self.workers))
 
 
+def with_index(checkpoint, folder):
+    """The checkpoint with an index beside it, as those of several files have one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "model.safetensors"
+    file.unlink(missing_ok=True)
+    file.symlink_to(next(checkpoint.glob("*.safetensors")))
+    checkpoints.write_json(folder / "model.safetensors.index.json", {"weight_map": {name: file.name for name in checkpoints.tensors(folder)}})
+    return folder
+
+
+class SglangProgram:
+    """SGLang's own update program, unmodified, under torchrun with two ranks: the package that it imports is ours."""
+
+    def __init__(self, proof, engine):
+        self.proof, self.engine = proof, engine
+
+    def start(self, *more):
+        import sglang.srt.checkpoint_engine
+
+        program = pathlib.Path(sglang.srt.checkpoint_engine.__file__).parent / "update.py"
+        with socket.socket() as port:
+            port.bind(("127.0.0.1", 0))
+            number = port.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
+                   str(number), program, "--endpoint", self.engine.url, "--inference-parallel-size", "2"]
+        return subprocess.Popen([*map(str, command), *map(str, more)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def update(self, checkpoint, what, *more):
+        for worker in self.engine.workers:
+            worker.model.held.clear()
+        process = self.start("--checkpoint-path", checkpoint, *more)
+        output = process.communicate(timeout=180)[0]
+        self.compare(checkpoint, what, process.returncode == 0, output)
+
+    def compare(self, checkpoint, what, good, output):
+        if not good:
+            return self.proof.say(False, f"{what}: {' | '.join(output.strip().splitlines()[-12:])}; the engine raised {self.engine.raised}")
+        expected = checkpoints.tensors(checkpoint)
+        for worker in self.engine.workers:
+            self.proof.say(same(worker.model.held, expected), f"{what}: {len(expected)} tensors equal bit by bit")
+
+    def joined(self, checkpoint, metas, what):
+        """One job keeps the checkpoint; another, which registers nothing, updates out of its memory."""
+        for worker in self.engine.workers:
+            worker.model.held.clear()
+        keeper = self.start("--checkpoint-path", checkpoint, "--save-metas-file", metas, "--sleep-time", "60")
+        try:
+            updated = self.wait_for(lambda: all(same(worker.model.held, checkpoints.tensors(checkpoint)) for worker in self.engine.workers))
+            self.proof.say(updated, f"{what}: the job that keeps the checkpoint has updated the engine")
+            for worker in self.engine.workers:
+                worker.model.held.clear()
+            joining = self.start("--load-metas-file", metas)
+            output = joining.communicate(timeout=120)[0]
+            self.compare(checkpoint, what, joining.returncode == 0, output)
+        finally:
+            keeper.terminate()
+            keeper.communicate(timeout=30)
+
+    @staticmethod
+    def wait_for(condition, seconds=120):
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.1)
+        return True
+
+
 class Proof:
     def __init__(self, options, engine_name):
         self.options, self.engine_name = options, engine_name
@@ -245,6 +314,10 @@ def main():
     if options.kind == "sglang":
         engine = Engine([make(number) for number in range(2)], passes=2)
         proof.update(engine, first, f"sglang ({package}), a draft model's second pass")
+        program = SglangProgram(proof, Engine([make(number) for number in range(2)]))
+        program.update(first, "sglang's update.py, files")
+        program.update(with_index(second, options.cache / "scratch" / "indexed"), "sglang's update.py, tensors", "--update-method", "all")
+        program.joined(first, options.cache / "scratch" / "metas.pickle", "sglang's update.py, --load-metas-file")
     engine = Engine([make(0)])
     proof.rank_killed(engine, first)
     proof.update(engine, first, f"{options.kind} ({package}), the update after that")

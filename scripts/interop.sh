@@ -8,7 +8,7 @@
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/checkpoint-engine-interop
-program=${CHECKPOINT_ENGINE:-$root/build/release/bin/checkpoint-engine}
+program=${CHECKPOINT_ENGINE:-$cache/ours/bin/checkpoint-engine}
 python=$cache/vllm/v/bin/python
 here=$root/tests/interop
 mkdir -p "$cache"
@@ -44,7 +44,7 @@ install_beside() {
   "$cache/vllm/v/bin/uv" pip install -q --python "$python" --no-deps --target "$folder" "$2" && touch "$folder/.ready"
 }
 
-# Ours, built from this tree.
+# Ours, built from this tree; the program comes with it.
 install_ours() {
   say "build and install our package"
   rm -rf "$cache/ours"
@@ -81,7 +81,6 @@ step() {
   esac
 }
 
-[ -x "$program" ] || { cmake --preset release -S "$root" >/dev/null && cmake --build "$root/build/release" --target checkpoint-engine; } || exit 1
 export VIRTUAL_ENV=$cache/vllm/v
 unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT
 install_vllm && install_beside field checkpoint-engine==0.4.2 && install_beside sglang sglang==0.5.23 && install_ours ||

@@ -84,12 +84,22 @@ def same(held, expected):
         for name, tensor in expected.items())
 
 
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
 class Engine:
     """An engine of such workers; with `passes` two, a draft model wants everything again over the same addresses."""
 
     def __init__(self, workers, passes=1):
         self.workers, self.passes = workers, passes
         self.raised = []
+        self.outcomes = []  # of the last pass: what each worker raised
         engine = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -129,7 +139,10 @@ class Engine:
     def update(self, addresses):
         for _ in range(self.passes):
             with concurrent.futures.ThreadPoolExecutor(len(self.workers)) as pool:
-                list(pool.map(lambda worker: worker.update(addresses), self.workers))
+                updates = [pool.submit(worker.update, addresses) for worker in self.workers]
+            self.outcomes = [update.exception() for update in updates]
+            for error in filter(None, self.outcomes):
+                raise error
 
 
 def with_index(checkpoint, folder):
@@ -179,7 +192,7 @@ class SglangProgram:
             worker.model.held.clear()
         keeper = self.start("--checkpoint-path", checkpoint, "--save-metas-file", metas, "--sleep-time", "60")
         try:
-            updated = self.wait_for(lambda: all(same(worker.model.held, checkpoints.tensors(checkpoint)) for worker in self.engine.workers))
+            updated = wait_for(lambda: all(same(worker.model.held, checkpoints.tensors(checkpoint)) for worker in self.engine.workers))
             self.proof.say(updated, f"{what}: the job that keeps the checkpoint has updated the engine")
             for worker in self.engine.workers:
                 worker.model.held.clear()
@@ -189,15 +202,6 @@ class SglangProgram:
         finally:
             keeper.terminate()
             keeper.communicate(timeout=30)
-
-    @staticmethod
-    def wait_for(condition, seconds=120):
-        end = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.1)
-        return True
 
 
 class Proof:
@@ -242,12 +246,16 @@ class Proof:
         """The error of one worker is the update's, on one line; all workers hear of it."""
         victim = engine.workers[-1].model
         victim.load_weights, kept = lambda weights: 1 / 0, victim.load_weights
+        engine.outcomes = []
         done = subprocess.run(self.command(engine, checkpoint), capture_output=True, text=True, timeout=120)
         victim.load_weights = kept
         lines = done.stderr.strip().splitlines()
         said = [line for line in lines if " warning " not in line]  # of a rank that has gone first
         self.say(done.returncode == 1 and said and all("ZeroDivisionError" in line for line in said),
                  f"a worker that fails: {lines}")
+        wait_for(lambda: engine.outcomes)
+        self.say(len(engine.outcomes) == len(engine.workers) and all(engine.outcomes),
+                 f"every worker has raised: {[f'{type(error).__name__}: {error}'.splitlines()[0][:100] for error in engine.outcomes]}")
 
     def rank_killed(self, engine, checkpoint):
         """The rank of a worker is killed while it loads: a surviving rank of the host sets the worker free."""

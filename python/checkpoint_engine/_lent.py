@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 import weakref
 from typing import Any
 
@@ -20,6 +21,13 @@ def wait_for_reads(device: Any, current_stream_only: bool) -> None:
         cuda.current_stream(device).synchronize()
     else:
         cuda.synchronize(device)
+
+
+def forget_locals(error: BaseException | None) -> None:
+    """The frames that an error went through hold the lent tensors, and copies of them, for as long as somebody holds the error."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def refuse_kept(lent: list[tuple[str, weakref.ref]]) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import _core
+from ._hosts import bind_address, host_port, master_host
 from ._log import logger
 from .errors import DeadlineExceededError, InvalidArgumentError
 
@@ -150,12 +151,11 @@ def join(
     """See distributed.init_process_group."""
     if secret is None:
         secret = os.environ.get("CHECKPOINT_ENGINE_SECRET", "")
-    host = host or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    host = "127.0.0.1" if world_size == 1 else master_host(host)
     meeting = None
-    bind = "127.0.0.1" if world_size == 1 or host.startswith("127.") or host == "localhost" else ""
     if rank == 0:
-        meeting = _core.Hub(bind, world_size, secret)
-        hub = f"[{host}]:{meeting.port}" if ":" in host else f"{host}:{meeting.port}"
+        meeting = _core.Hub(bind_address(host), world_size, secret)
+        hub = host_port(host, meeting.port)
         if store is not None:
             store.set(STORE_KEY, hub)
     else:

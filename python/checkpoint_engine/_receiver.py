@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core, _log, _stock_worker
-from ._lent import Weights, refuse_kept, wait_for_reads
+from ._lent import Weights, forget_locals, refuse_kept, wait_for_reads
 from .tensors import cuda_view, view
 
 
@@ -75,10 +75,15 @@ class BucketLoader:
             for name, dtype, shape, ring_bytes in entries
         ]
         entries.clear()
-        self._run(weights)
-        if on_gpu:
-            wait_for_reads(self._device_id, self._current_stream_only)
-        weights.clear()
+        try:
+            self._run(weights)
+            if on_gpu:
+                wait_for_reads(self._device_id, self._current_stream_only)
+        except BaseException as error:
+            forget_locals(error)
+            raise
+        finally:
+            weights.clear()
         refuse_kept(lent)
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _core
-from ._lent import Weights, refuse_kept, wait_for_reads
+from ._lent import Weights, forget_locals, refuse_kept, wait_for_reads
 from ._stock_messages import CudaBuffer, FileBuffer, StockMessageError, StockTensor, read
 from .errors import DeadlineExceededError
 from .tensors import torch_if_loaded, view
@@ -158,7 +158,7 @@ class _Session:
 
     def _fail(self, error: Exception) -> None:
         self._rank.refuse(error)
-        _forget_locals(error)
+        forget_locals(error)
         self._load_error = self._load_error or error
 
     def _release(self) -> None:
@@ -169,13 +169,6 @@ class _Session:
             if self._load_error is None:
                 raise
         self._rank.accept()
-
-
-def _forget_locals(error: BaseException | None) -> None:
-    """The frames that an error went through hold views of the buffer."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _checked_bytes(tensor: StockTensor, buffer_bytes: int) -> int:

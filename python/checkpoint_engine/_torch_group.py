@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from datetime import timedelta
 
 from . import _core
+from ._hosts import master_host
 from .tensors import torch_if_loaded
 
 
@@ -21,7 +21,7 @@ def make(
     if torch is None or not torch.distributed.is_available() or torch.distributed.is_initialized():
         return False
     seconds = timeout.total_seconds()
-    host = master_addr or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    host = master_host(master_addr)
     store = None
     if server.rank == 0:
         listener = _listener()

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import _core, _log, _torch_group, distributed
+from ._hosts import host_port, master_host
 from ._process_group import ServerStore
 from .data_types import MemoryBufferMetaList, Metas, metas_json
 from .errors import CheckpointEngineError, InvalidArgumentError
@@ -361,16 +362,15 @@ def _rendezvous(master_addr: str | None, master_port: int | None) -> str:
     """ "host:port" of the hub; empty: the engine finds it in the environment."""
     if master_addr is None and master_port is None:
         return ""
-    host = master_addr or os.environ.get("MASTER_ADDR")
     port = master_port
     if port is None and "MASTER_PORT" in os.environ:
         port = int(os.environ["MASTER_PORT"]) + 1
-    if not host or port is None:
+    if not (master_addr or os.environ.get("MASTER_ADDR")) or port is None:
         raise InvalidArgumentError(
             "master_addr and master_port belong together: give both, or set MASTER_ADDR and MASTER_PORT",
             "invalid argument",
         )
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    return host_port(master_host(master_addr), port)
 
 
 def _instance_size(inference_parallel_size: int | None) -> int:

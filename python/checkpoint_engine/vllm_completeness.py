@@ -59,21 +59,33 @@ def missing_weights(model: Any, loaded: set[str] | None, given: set[str]) -> lis
             missing.extend(full_name(name) for name in wanted if name in absent)
         elif info.load_numel < sum(wanted.values()) and not isinstance(layer, VocabParallelEmbedding):
             # A vocabulary is padded: its layer never fills up.
-            missing.extend(_missing_parts(model, layer_name, wanted, given))
+            parts = _missing_parts(model, layer_name, wanted, given)
+            missing.extend(parts or [f"a part of {full_name(name)}" for name in wanted])
+    return missing
+
+
+def missing_names(model: Any, loaded: set[str] | None, given: set[str]) -> list[str]:
+    """The same of a model that is loaded as it is, without a reload and not quantised: by names alone."""
+    if loaded is None:
+        return []
+    partial_is_fine = os.environ.get(PARTIAL_UPDATES, "0") not in ("", "0")
+    missing = []
+    for name, _ in model.named_parameters():  # a tied one is there once
+        if name not in loaded:
+            missing.extend([] if partial_is_fine else [name])
+            continue
+        layer_name, _, parameter = name.rpartition(".")
+        missing.extend(_missing_parts(model, layer_name, [parameter], given))
     return missing
 
 
 def _missing_parts(model: Any, layer_name: str, wanted: Iterable[str], given: set[str]) -> list[str]:
-    """The tensors of a fused layer that have not come; where vLLM's names of its parts are not those of the checkpoint, its
-    parameters.
-    """
+    """The tensors of a fused layer that have not come, as far as vLLM's names of its parts are those of the checkpoint."""
     parent, _, fused = layer_name.rpartition(".")
     parts = [f"{parent}.{part}" if parent else part for part in getattr(model, "packed_modules_mapping", {}).get(fused, ())]
     names = [f"{part}.{parameter}" for parameter in wanted for part in parts]
     absent = [name for name in names if name not in given]
-    if 0 < len(absent) < len(names):
-        return absent
-    return [f"a part of {layer_name}.{parameter}" if layer_name else f"a part of {parameter}" for parameter in wanted]
+    return absent if len(absent) < len(names) else []
 
 
 def _wanted(layer: Any) -> Iterator[tuple[str, int]]:

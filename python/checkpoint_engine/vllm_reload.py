@@ -10,7 +10,7 @@ from typing import Any
 
 from ._lent import Weights
 from ._log import logger
-from .vllm_completeness import PARTIAL_UPDATES, missing_weights
+from .vllm_completeness import PARTIAL_UPDATES, missing_names, missing_weights
 
 
 class ModelReload:
@@ -79,10 +79,10 @@ class ModelReload:
 
     def _check_complete(self) -> None:
         """Of the target model only: a drafter shares weights with it, or loads what it needs of the same names."""
-        model, _ = self._models[0]
-        if self._layerwise is None or self._drafter:
+        if self._drafter:
             return
-        missing = missing_weights(model, self._loaded[0], self._given)
+        model, _ = self._models[0]
+        missing = (missing_names if self._layerwise is None else missing_weights)(model, self._loaded[0], self._given)
         if missing:
             raise RuntimeError(
                 f"the update lacks weights of this model: {', '.join(missing[:5])}"

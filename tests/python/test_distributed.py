@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import pathlib
+import socket
 import sys
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -12,7 +14,7 @@ import numpy
 import pytest
 
 import checkpoint_engine
-from checkpoint_engine import distributed
+from checkpoint_engine import _process_group, distributed
 from checkpoint_engine.ps import ParameterServer
 from conftest import free_port
 
@@ -100,6 +102,29 @@ def groups(rank, count):
     distributed.all_gather_object(names, {"rank": rank})
     distributed.barrier()
     return int(array[0]), total.tolist(), int(largest[0]), [name["rank"] for name in names]
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "127.0.0.1", "localhost"])
+def test_the_master_may_be_written_in_several_ways(tmp_path, host):
+    if ":" in host:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError as error:
+            pytest.skip(f"no IPv6 here: {error}")
+    found = {}
+
+    def rank(number):
+        group = _process_group.join(number, 2, FileStore(tmp_path), host=host, timeout=timedelta(seconds=60))
+        found[number] = [None, None]
+        group.all_gather_object(found[number], f"rank {number}", None)
+        group.leave()
+
+    ranks = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(2)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(60)
+    assert found == {number: ["rank 0", "rank 1"] for number in range(2)}
 
 
 def test_groups_and_the_smaller_collectives(tmp_path):

@@ -1,6 +1,7 @@
 """Buffers on a GPU that are lent to an engine: what is waited for before they are filled again. torch is a stand-in."""
 import sys
 import types
+import weakref
 
 import pytest
 
@@ -39,6 +40,13 @@ class Raw:
         return self
 
 
+class View(Raw):
+    """Keeps what it is a view of."""
+
+    def __init__(self, array):
+        self.array = array
+
+
 class Ring:
     on_device, address = True, 4096
 
@@ -67,6 +75,22 @@ def test_only_the_loaders_stream_is_waited_for_where_it_is_known(device, current
     for _ in range(2):
         loader.load([("w", "float32", (2,), Ring())])
     assert device.log == ["read", waited] * 2
+
+
+def test_an_error_of_loading_holds_nothing_of_the_buffer(device, monkeypatch):
+    """vLLM keeps the errors of its workers; their tensors would take the memory of the next update's."""
+    monkeypatch.setattr(sys.modules["torch"], "as_tensor", lambda array, device: View(array))
+    ring = Ring()
+    seen = weakref.ref(ring)
+
+    def run(weights):
+        copies = list(weights)
+        raise ValueError(f"no room for {len(copies)} tensors")
+
+    with pytest.raises(ValueError) as caught:
+        _receiver.BucketLoader(3, run, None).load([("w", "float32", (2,), ring)])
+    del ring
+    assert seen() is None and caught.value.__traceback__ is not None
 
 
 @pytest.mark.parametrize("current_stream_only, waited", [(True, "stream of cuda:3"), (False, "device cuda:3")])

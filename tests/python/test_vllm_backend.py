@@ -325,6 +325,39 @@ def test_some_layers_are_enough_where_that_is_wanted(vllm, monkeypatch):
         engine.update_weights(ADDRESSES)
 
 
+@pytest.mark.parametrize("given, missing", [
+    (["q.weight", "k.weight", "norm.weight"], []),
+    (["q.weight", "norm.weight"], ["k.weight"]),
+    (["q.weight", "k.weight"], ["norm.weight"]),
+    ([], ["qkv.weight", "norm.weight"]),
+])
+def test_a_vllm_without_the_layerwise_reload_is_checked_by_names(vllm, monkeypatch, given, missing):
+    from checkpoint_engine import vllm_reload
+
+    class Plain:
+        packed_modules_mapping = {"qkv": ["q", "k"]}
+
+        def named_parameters(self):
+            return [("qkv.weight", None), ("norm.weight", None)]
+
+        def load_weights(self, weights):
+            return {"qkv.weight" if name[0] in "qk" else name for name, _ in weights}
+
+    processed = []
+    monkeypatch.setattr(vllm_reload, "_layerwise_reload", lambda: None)
+    monkeypatch.setattr(vllm_reload, "_process_weights", lambda *arguments: processed.append(1))
+    reload = vllm_reload.ModelReload([(Plain(), types.SimpleNamespace(quantization=None))], types.SimpleNamespace(type="cuda"))
+    assert not reload.reads_on_current_stream
+    reload.begin()
+    reload.load([(name, Tensor(1)) for name in given])
+    if missing:
+        with pytest.raises(RuntimeError, match=f"lacks weights of this model: {', '.join(missing)};"):
+            reload.finish()
+    else:
+        reload.finish()
+    assert len(processed) == (not missing)
+
+
 def test_the_interface_of_vllm_0_23(vllm, monkeypatch):
     """There the worker begins and ends the reload, and hands load_weights over."""
     model = Model()

@@ -101,6 +101,9 @@ void expect_flat_over_fifty_updates(const JobOptions& options) {
     for (const Status& status : job.update("c", job.call(engines))) {
       ASSERT_TRUE(status.is_ok()) << status.to_string();
     }
+    for (const UpdateReport& report : job.reports) {
+      EXPECT_EQ(report.streams_made > 0, i == 1) << "update " << i;
+    }
     if (i == 2) before = settled(job);
   }
   const Resources end = settled(job);

@@ -168,6 +168,9 @@ struct UpdateReport {
   std::uint64_t communicator_bytes = 0;  ///< device memory of NCCL; 0 without
   /// Of ring and staging: allocated in this update, and kept for the next.
   std::uint64_t allocated_bytes = 0, kept_bytes = 0;
+  /// Streams with their events, and tables of digests (device `host`: sets of threads), that were
+  /// made for this update. 0 from the second on: they live as long as the server.
+  std::uint64_t streams_made = 0;
 };
 
 /// An update that is ready to run and has touched no engine yet. Dropping it gives it up on every

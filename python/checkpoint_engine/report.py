@@ -39,6 +39,7 @@ class UpdateReport:
     staging_bytes: int
     allocated_bytes: int  # of ring and staging, in this update
     kept_bytes: int  # for the next (keep_buffers)
+    streams_made: int  # with their events, and tables of digests; 0 from the second update on
 
     @classmethod
     def from_fields(cls, fields: dict) -> UpdateReport:

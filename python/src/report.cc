@@ -33,6 +33,7 @@ nb::dict report_fields(const UpdateReport& report) {
   fields["staging_bytes"] = report.staging_bytes;
   fields["allocated_bytes"] = report.allocated_bytes;
   fields["kept_bytes"] = report.kept_bytes;
+  fields["streams_made"] = report.streams_made;
   return fields;
 }
 

@@ -76,6 +76,7 @@ ordered_json update_json(const UpdateReport& report) {
           {"communicator_bytes", report.communicator_bytes},
           {"allocated_bytes", report.allocated_bytes},
           {"kept_bytes", report.kept_bytes},
+          {"streams_made", report.streams_made},
           {"stages", stages_json(report.stages)}};
 }
 
@@ -102,6 +103,7 @@ UpdateReport parse_update(const ordered_json& json, int rank) {
   report.communicator_bytes = json.at("communicator_bytes");
   report.allocated_bytes = json.at("allocated_bytes");
   report.kept_bytes = json.at("kept_bytes");
+  report.streams_made = json.at("streams_made");
   report.stages = parse_stages(json.at("stages"));
   return report;
 }

@@ -102,7 +102,12 @@ class Device {
                                                          const std::string& name) = 0;
   /// Memory of another process. On cuda a process cannot open its own handle.
   virtual Result<std::unique_ptr<DeviceBuffer>> open(const BufferHandle& handle) = 0;
+  /// What a stream is made of (queue, events, tables of digests; threads on host) lives as long as
+  /// the device, or as the last of its streams: the next stream takes it over, unless one that ends
+  /// has failed or has work that nobody has waited for.
   virtual Result<std::unique_ptr<CopyStream>> make_stream() = 0;
+  /// How many such things have been made so far.
+  virtual std::uint64_t streams_made() const { return 0; }
   virtual Result<std::unique_ptr<PinnedRange>> pin(std::byte* data, std::uint64_t bytes) = 0;
 };
 

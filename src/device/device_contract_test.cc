@@ -246,6 +246,29 @@ TEST_P(DeviceContract, AnotherProcessReadsAndWritesTheSameBytes) {
   EXPECT_TRUE(back == pattern(kSharedBytes, 2));
 }
 
+TEST_P(DeviceContract, AStreamLeavesWhatItWasMadeOfToTheNext) {
+  const auto buffer = allocate(kSharedBytes);
+  const std::vector<std::byte> data = pattern(kSharedBytes, 1);
+  const auto use_one = [&] {
+    stream_ = *device_->make_stream();
+    ASSERT_TRUE(stream_->copy(buffer->data(), data.data(), data.size()).is_ok());
+    std::uint64_t sum = 0;
+    ASSERT_TRUE(stream_->digest({{buffer->data(), data.size()}}, &sum).is_ok());
+    finish();
+    EXPECT_EQ(sum, digest_sum(data.data(), data.size(), 0));
+    stream_.reset();
+  };
+  use_one();
+  use_one();  // the fixture's own stream had made no digest
+  const std::uint64_t made = device_->streams_made();
+  EXPECT_GT(made, 0u);
+  for (int i = 0; i < 5; ++i) use_one();
+  EXPECT_EQ(device_->streams_made(), made);
+  // Tickets count from the beginning again.
+  stream_ = *device_->make_stream();
+  EXPECT_EQ(stream_->reached(1).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST_P(DeviceContract, RefusesHandlesOfOtherDevices) {
   BufferHandle handle;
   handle.kind = GetParam() == DeviceKind::kHost ? DeviceKind::kCuda : DeviceKind::kHost;

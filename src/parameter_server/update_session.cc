@@ -42,6 +42,7 @@ UpdateSession::UpdateSession(PassSetup setup, std::string checkpoint_name,
       options_(std::move(options)),
       notes_(std::move(notes)),
       cached_plan_(cached_plan),
+      streams_before_(setup_.device.streams_made()),
       begin_(Clock::now()) {}
 
 Result<std::unique_ptr<UpdateSession>> UpdateSession::prepare(
@@ -260,6 +261,7 @@ Result<UpdateReport> UpdateSession::commit(const EngineCall& call) {
   over_ = true;
   engine_call_.reset();
   setup_.control.withdraw_channel(setup_.epoch);
+  report.streams_made = setup_.device.streams_made() - streams_before_;
   report.first_bucket_seconds = first_bucket_seconds_.value_or(0);
   report.commit_seconds = seconds_since(commit_begin_);
   report.update_seconds = seconds_since(begin_);

@@ -64,6 +64,7 @@ class UpdateSession {
   std::unique_ptr<WorkerChannel> channel_;
   std::unique_ptr<Pass> pass_;
   std::uint32_t pass_number_ = 0;
+  const std::uint64_t streams_before_;        // made by the device
   std::unique_ptr<PassAgreement> agreement_;  // of the coordinator
   std::optional<PassNote> decision_;
   std::vector<int> returned_calls_;  // ranks whose engine call has returned with success

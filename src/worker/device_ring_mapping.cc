@@ -1,3 +1,6 @@
+#include <map>
+#include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -54,6 +57,18 @@ class DeviceRing final : public RingMapping {
   std::unique_ptr<CopyStream> stream_;  // ends before the memory it reads
 };
 
+// The order of GPUs differs between processes: only the uuid counts. What the streams of a GPU are
+// made of is there for the next update; it goes with the process, since statics may end after CUDA.
+Result<std::shared_ptr<Device>> receiving_gpu(const std::string& uuid) {
+  static std::mutex mutex;
+  static auto* const gpus = new std::map<std::string, std::shared_ptr<Device>>;
+  const std::lock_guard lock(mutex);
+  const auto known = gpus->find(uuid);
+  if (known != gpus->end()) return known->second;
+  CKPT_ASSIGN_OR_RETURN(std::shared_ptr<Device> found, make_cuda_device(uuid));
+  return gpus->emplace(uuid, std::move(found)).first->second;
+}
+
 }  // namespace
 
 std::unique_ptr<RingMapping> map_device_ring(std::shared_ptr<Device> device,
@@ -63,8 +78,7 @@ std::unique_ptr<RingMapping> map_device_ring(std::shared_ptr<Device> device,
 }
 
 Result<std::unique_ptr<RingMapping>> open_cuda_ring(const BufferHandle& handle) {
-  // The order of GPUs differs between processes: only the uuid counts.
-  auto found = make_cuda_device(handle.device_uuid);
+  auto found = receiving_gpu(handle.device_uuid);
   if (!found) {
     return found.status().with_context(
         "the ring of this worker's rank; was the worker given the address of its own GPU?");

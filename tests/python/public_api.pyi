@@ -99,6 +99,7 @@ class UpdateReport:
     staging_bytes: int
     allocated_bytes: int
     kept_bytes: int
+    streams_made: int
 class VllmColocateWorkerExtension:
     def update_weights_from_ipc(self, zmq_handles: 'dict[str, str]') -> 'None': ...
 __version__: str

@@ -136,11 +136,15 @@ class CudaDevice final : public Device {
   Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,
                                                  const std::string& name) override;
   Result<std::unique_ptr<DeviceBuffer>> open(const BufferHandle& handle) override;
-  Result<std::unique_ptr<CopyStream>> make_stream() override { return CudaStream::create(gpu_); }
+  Result<std::unique_ptr<CopyStream>> make_stream() override {
+    return CudaStream::create(stream_parts_);
+  }
+  std::uint64_t streams_made() const override { return stream_parts_->made(); }
   Result<std::unique_ptr<PinnedRange>> pin(std::byte* data, std::uint64_t bytes) override;
 
  private:
   const std::shared_ptr<const Gpu> gpu_;
+  const std::shared_ptr<StreamParts> stream_parts_ = std::make_shared<StreamParts>(gpu_);
   const int numa_node_;
 };
 

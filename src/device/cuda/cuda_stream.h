@@ -7,18 +7,19 @@
 #include <memory>
 #include <vector>
 
-#include "device/cuda/digest_batch.h"
-#include "device/cuda/gpu.h"
+#include "device/cuda/stream_parts.h"
 #include "device/device.h"
 
 namespace ckpt {
 
 class CudaStream final : public CopyStream {
  public:
-  static Result<std::unique_ptr<CopyStream>> create(std::shared_ptr<const Gpu> gpu);
+  static Result<std::unique_ptr<CopyStream>> create(std::shared_ptr<StreamParts> parts);
+  /// Its parts go to the next stream, unless a call has failed or marked work was never seen
+  /// complete: after that nobody knows what state they are in.
   ~CudaStream() override;
 
-  void* native_handle() override { return stream_; }
+  void* native_handle() override { return stream(); }
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
   Status digest(const std::vector<DigestRequest>& requests, std::uint64_t* sums) override;
   Result<Ticket> mark() override;
@@ -38,17 +39,19 @@ class CudaStream final : public CopyStream {
     std::size_t count;
   };
 
-  explicit CudaStream(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)) {}
-  Result<std::unique_ptr<DigestBatch>> take_batch(std::size_t tiles, std::size_t requests);
+  CudaStream(std::shared_ptr<StreamParts> parts, std::unique_ptr<GpuQueue> queue)
+      : parts_(std::move(parts)), queue_(std::move(queue)) {}
+  cudaStream_t stream() const { return queue_->stream(); }
+  const Gpu& gpu() const { return parts_->gpu(); }
+  Status noted(Status status);
   void deliver_sums(Ticket ticket);
 
-  const std::shared_ptr<const Gpu> gpu_;
-  cudaStream_t stream_ = nullptr;
+  const std::shared_ptr<StreamParts> parts_;
+  std::unique_ptr<GpuQueue> queue_;
+  bool sound_ = true;  // no call has failed
   Ticket last_ticket_ = 0;
   std::deque<Mark> marks_;  // not seen as reached yet
-  std::vector<cudaEvent_t> free_events_;
   std::deque<PendingSums> pending_;
-  std::vector<std::unique_ptr<DigestBatch>> free_batches_;
 };
 
 }  // namespace ckpt

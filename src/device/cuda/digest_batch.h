@@ -25,6 +25,7 @@ class DigestBatch {
   bool holds(std::size_t tiles, std::size_t requests) const {
     return tiles <= tile_capacity_ && requests <= sum_capacity_;
   }
+  std::size_t capacity() const { return tile_capacity_ + sum_capacity_; }
   /// Queues the kernel with its copies. Afterwards, once the stream is past it, sums() has
   /// `requests` sums.
   Status enqueue(const Gpu& gpu, const std::vector<DigestTile>& tiles, std::size_t requests,

@@ -12,6 +12,7 @@
 #include "base/strings.h"
 #include "checkpoint/digest.h"
 #include "device/device.h"
+#include "device/reusables.h"
 
 namespace ckpt {
 namespace {
@@ -44,14 +45,16 @@ class HostBuffer final : public DeviceBuffer {
 
 class HostStream final : public CopyStream {
  public:
-  explicit HostStream(int threads) : pool_(threads) {}
+  HostStream(std::shared_ptr<Reusables<ThreadPool>> pools, std::unique_ptr<ThreadPool> pool)
+      : pools_(std::move(pools)), pool_(std::move(pool)) {}
+  ~HostStream() override { pools_->give_back(std::move(pool_)); }
 
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
-    if (bytes <= kShareBytes || pool_.threads() == 1) {
+    if (bytes <= kShareBytes || pool_->threads() == 1) {
       bulk_copy(to, from, bytes);
       return Status::ok();
     }
-    return pool_.for_each((bytes + kShareBytes - 1) / kShareBytes, [=](std::size_t i) {
+    return pool_->for_each((bytes + kShareBytes - 1) / kShareBytes, [=](std::size_t i) {
       const std::uint64_t begin = i * kShareBytes;
       bulk_copy(to + begin, from + begin, std::min(kShareBytes, bytes - begin));
       return Status::ok();
@@ -68,7 +71,7 @@ class HostStream final : public CopyStream {
   Result<Ticket> mark() override { return ++last_ticket_; }
 
   Result<bool> reached(Ticket ticket) override {
-    if (ticket > last_ticket_) return unknown_ticket(ticket);
+    if (ticket == 0 || ticket > last_ticket_) return unknown_ticket(ticket);
     return true;
   }
 
@@ -78,7 +81,7 @@ class HostStream final : public CopyStream {
   Result<std::uint64_t> digest_one(const DigestRequest& request) {
     std::atomic<std::uint64_t> sum{0};
     CKPT_RETURN_IF_ERROR(
-        pool_.for_each((request.bytes + kShareBytes - 1) / kShareBytes, [&](std::size_t i) {
+        pool_->for_each((request.bytes + kShareBytes - 1) / kShareBytes, [&](std::size_t i) {
           const std::uint64_t begin = i * kShareBytes;
           sum += digest_sum(request.data + begin, std::min(kShareBytes, request.bytes - begin),
                             request.first_word + begin / 8);
@@ -92,7 +95,8 @@ class HostStream final : public CopyStream {
         concat("ticket ", ticket, " was never given by this stream (last: ", last_ticket_, ")"));
   }
 
-  ThreadPool pool_;
+  const std::shared_ptr<Reusables<ThreadPool>> pools_;
+  std::unique_ptr<ThreadPool> pool_;
   Ticket last_ticket_ = 0;
 };
 
@@ -134,8 +138,12 @@ class HostDevice final : public Device {
   }
 
   Result<std::unique_ptr<CopyStream>> make_stream() override {
-    return std::unique_ptr<CopyStream>(new HostStream(copy_threads_));
+    CKPT_ASSIGN_OR_RETURN(auto pool, pools_->take([&]() -> Result<std::unique_ptr<ThreadPool>> {
+      return std::make_unique<ThreadPool>(copy_threads_);
+    }));
+    return std::unique_ptr<CopyStream>(new HostStream(pools_, std::move(pool)));
   }
+  std::uint64_t streams_made() const override { return pools_->made(); }
 
   Result<std::unique_ptr<PinnedRange>> pin(std::byte*, std::uint64_t) override {
     return std::make_unique<PinnedRange>();  // a CPU copy needs nothing of its source
@@ -143,6 +151,7 @@ class HostDevice final : public Device {
 
  private:
   const int copy_threads_;
+  const std::shared_ptr<Reusables<ThreadPool>> pools_ = std::make_shared<Reusables<ThreadPool>>();
 };
 
 }  // namespace

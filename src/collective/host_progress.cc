@@ -19,11 +19,11 @@ bool HostProgressLayout::is_local(int rank) const {
   return std::binary_search(local_ranks_.begin(), local_ranks_.end(), rank);
 }
 
-// Slots: per rank 5 (fill, receive, acknowledged, pulled_total, closed), per ordered pair of ranks
+// Slots: per rank 4 (fill, receive, acknowledged, pulled_total), per ordered pair of ranks
 // 2, per link 1.
 Progress::Slot HostProgressLayout::slots() const {
   const auto n = static_cast<Progress::Slot>(spread_ranks_.size());
-  return 5 * n + 2 * n * n + static_cast<Progress::Slot>(links_.size());
+  return 4 * n + 2 * n * n + static_cast<Progress::Slot>(links_.size());
 }
 
 Progress::Slot HostProgressLayout::index_of(int rank) const {
@@ -32,25 +32,23 @@ Progress::Slot HostProgressLayout::index_of(int rank) const {
 }
 
 Progress::Slot HostProgressLayout::stream(int rank, StreamKind kind) const {
-  return 5 * index_of(rank) + (kind == StreamKind::kReceive ? 1 : 0);
+  return 4 * index_of(rank) + (kind == StreamKind::kReceive ? 1 : 0);
 }
 
-Progress::Slot HostProgressLayout::acknowledged(int rank) const { return 5 * index_of(rank) + 2; }
+Progress::Slot HostProgressLayout::acknowledged(int rank) const { return 4 * index_of(rank) + 2; }
 
-Progress::Slot HostProgressLayout::pulled_total(int rank) const { return 5 * index_of(rank) + 3; }
-
-Progress::Slot HostProgressLayout::closed(int rank) const { return 5 * index_of(rank) + 4; }
+Progress::Slot HostProgressLayout::pulled_total(int rank) const { return 4 * index_of(rank) + 3; }
 
 Progress::Slot HostProgressLayout::pulled(int rank, int source, StreamKind kind) const {
   const auto n = static_cast<Progress::Slot>(spread_ranks_.size());
-  return 5 * n + 2 * (index_of(rank) * n + index_of(source)) +
+  return 4 * n + 2 * (index_of(rank) * n + index_of(source)) +
          (kind == StreamKind::kReceive ? 1 : 0);
 }
 
 Progress::Slot HostProgressLayout::forwarded(Link link) const {
   const auto n = static_cast<Progress::Slot>(spread_ranks_.size());
   const auto at = std::lower_bound(links_.begin(), links_.end(), link);
-  return 5 * n + 2 * n * n + static_cast<Progress::Slot>(at - links_.begin());
+  return 4 * n + 2 * n * n + static_cast<Progress::Slot>(at - links_.begin());
 }
 
 std::vector<Link> links_of(const Schedule& schedule) {

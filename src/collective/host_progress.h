@@ -46,8 +46,6 @@ class HostProgressLayout {
   /// All chunks that `rank` has pulled, in the order of its pull list. Written by the lane of
   /// `rank`.
   Progress::Slot pulled_total(int rank) const;
-  /// 1 when `rank` has closed all memory of others that it had opened.
-  Progress::Slot closed(int rank) const;
   /// Chunks that `link.to` has read. Written by the transport thread of `link.from`.
   Progress::Slot forwarded(Link link) const;
 

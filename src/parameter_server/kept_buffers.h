@@ -3,27 +3,28 @@
 #pragma once
 
 #include <cstdint>
-#include <future>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "base/abort_signal.h"
 #include "base/deadline.h"
-#include "collective/host_progress.h"
 #include "device/device.h"
+#include "parameter_server/closing_memory.h"
+#include "parameter_server/memory_guard.h"
 
 namespace ckpt {
 
-/// The memory that a pass uses on one rank.
+/// The memory that a pass uses on one rank, and leaves to the next of the same recipients.
 struct PassMemory {
   struct Opened {
     BufferHandle handle;  ///< as its owner told it
+    MemoryUse use;        ///< ends behind the memory
     std::unique_ptr<DeviceBuffer> buffer;
     std::unique_ptr<PinnedRange> pinned;  ///< ends before the memory
   };
 
+  std::optional<MemoryGuard> guard;  ///< of what others open; ends behind it
   std::unique_ptr<DeviceBuffer> ring;
   bool ring_is_own = false;  ///< else it was opened (RingSharing::kPerHost)
   std::unique_ptr<DeviceBuffer> fill_staging;
@@ -36,25 +37,6 @@ struct PassMemory {
   std::uint64_t bytes() const;
 };
 
-/// The progress board of a pass, as one rank of its host sees it.
-struct PassBoard {
-  std::unique_ptr<HostProgressLayout> layout;
-  std::unique_ptr<Progress> progress;  ///< null until it is opened
-  int rank = 0;
-
-  /// This rank has closed all memory of others.
-  void say_closed();
-  /// Returns when all ranks of the host have said so, at the deadline, or when `stop` is raised.
-  void wait_until_closed(Deadline deadline, AbortSignal& stop) const;
-};
-
-/// What one pass leaves to the next of the same recipients, and the board on which they say that
-/// they have closed it.
-struct KeptSet {
-  PassMemory memory;
-  PassBoard board;
-};
-
 /// At most one set. The same recipients make it, use it and close it together, so that nobody frees
 /// what another has open: updates of other recipients neither use nor touch it. One thread at a
 /// time.
@@ -65,7 +47,8 @@ class KeptBuffers {
   static constexpr std::uint64_t kNothingYet = 1;
   static constexpr std::uint64_t kFirstId = 2;
 
-  KeptBuffers() = default;
+  /// What others may still have open goes to `closing`, which outlives it.
+  explicit KeptBuffers(ClosingMemory& closing) : closing_(closing) {}
   ~KeptBuffers();
   KeptBuffers(const KeptBuffers&) = delete;
   KeptBuffers& operator=(const KeptBuffers&) = delete;
@@ -77,9 +60,9 @@ class KeptBuffers {
   std::uint64_t bytes(const std::vector<int>& recipients) const;
 
   /// The set, which the pass gives back by put() unless it fails.
-  std::optional<KeptSet> take();
+  std::optional<PassMemory> take();
   /// `id` is the same on all `recipients`, and new.
-  void put(KeptSet set, std::uint64_t id, std::vector<int> recipients, std::string checkpoint);
+  void put(PassMemory set, std::uint64_t id, std::vector<int> recipients, std::string checkpoint);
   /// Frees the set: at once, except what others may still have open, which goes when they have
   /// closed it, in the background.
   void release();
@@ -93,10 +76,11 @@ class KeptBuffers {
     std::string checkpoint;
   };
 
-  std::optional<KeptSet> set_;
+  void release(Deadline deadline);
+
+  ClosingMemory& closing_;
+  std::optional<PassMemory> set_;
   Owner owner_;
-  AbortSignal stop_;
-  std::vector<std::future<void>> leaving_;  // each frees a set when the others have closed it
 };
 
 }  // namespace ckpt

@@ -49,7 +49,7 @@ Status ParameterServerImpl::start() {
     communicator_ =
         std::make_unique<KeptCommunicator>(std::move(nccl), options_.release_communicators);
   }
-  if (options_.keep_buffers) kept_ = std::make_unique<KeptBuffers>();
+  if (options_.keep_buffers) kept_ = std::make_unique<KeptBuffers>(closing_);
   registry_ = std::make_unique<CheckpointRegistry>(*job_, *device_, threads,
                                                    options_.collective_timeout_seconds,
                                                    options_.reader_patience_seconds);

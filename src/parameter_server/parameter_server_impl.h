@@ -83,7 +83,8 @@ class ParameterServerImpl : public ParameterServer {
   std::shared_ptr<Device> device_;
   std::unique_ptr<JobMembership> job_;
   std::unique_ptr<KeptCommunicator> communicator_;  // with collective nccl
-  std::unique_ptr<KeptBuffers> kept_;               // with keep_buffers
+  ClosingMemory closing_;
+  std::unique_ptr<KeptBuffers> kept_;  // with keep_buffers
   std::unique_ptr<CheckpointRegistry> registry_;
 
   RunningCalls running_;

@@ -9,9 +9,6 @@
 namespace ckpt {
 namespace {
 
-// After a failure: ranks that were killed or never came so far do not say that they have closed.
-constexpr std::chrono::milliseconds kClosingPatience{300};
-
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -38,8 +35,12 @@ Pass::Pass(const PassSetup& setup, std::uint32_t number, PlannedPass planned)
 Pass::~Pass() {
   lanes_.join();
   if (!buffers_) return;
+  // After a failure. Others may not have heard of it yet, and still copy out of this rank's memory.
   buffers_->close_opened();
-  buffers_->wait_until_closed(Deadline::after(kClosingPatience));
+  PassBuffers& buffers = *buffers_;
+  setup_.closing.free_when_closed(
+      concat("the memory of rank ", setup_.rank, " of an update that failed"), std::move(buffers_),
+      [&buffers] { return buffers.in_use(); });
 }
 
 Result<std::unique_ptr<Pass>> Pass::prepare(const PassSetup& setup, std::uint32_t number,
@@ -73,7 +74,7 @@ Status Pass::gather_ready(const char* step, const PassReady& mine) {
   return Status();
 }
 
-std::optional<KeptSet> Pass::kept_from_before() {
+std::optional<PassMemory> Pass::kept_from_before() {
   if (setup_.kept == nullptr) return std::nullopt;
   if (reuses_buffers_) return setup_.kept->take();
   // Not all of these recipients have a set in common (one was restarted, say): all drop theirs.
@@ -86,11 +87,9 @@ Status Pass::allocate_and_open(std::string address) {
   // A worker that was told to stop may still read the ring of an update that failed: it counts as
   // used memory until then.
   CKPT_RETURN_IF_ERROR(wait_for_rings(setup_.job, setup_.rank, setup_.deadline, *setup_.abort));
-  CKPT_ASSIGN_OR_RETURN(
-      PassBuffers buffers,
-      PassBuffers::allocate(setup_, plan, plan_->schedule, local_recipients_, spread_recipients_,
-                            kept_from_before(), keeps_buffers_));
-  buffers_ = std::make_shared<PassBuffers>(std::move(buffers));
+  buffers_ = std::make_shared<PassBuffers>(setup_, plan_->schedule, local_recipients_,
+                                           spread_recipients_, kept_from_before(), keeps_buffers_);
+  CKPT_RETURN_IF_ERROR(buffers_->allocate(setup_, plan, plan_->schedule));
 
   PassReady mine;
   mine.plan_fingerprint = plan.fingerprint();
@@ -222,6 +221,9 @@ Status Pass::start_lanes() {
                               setup_.rank, target, peers_->take_pools(), peers_->take_rings()}));
   }
   CKPT_RETURN_IF_ERROR(make_local_lanes());
+  // All streams are made before the first lane runs: one that has ended gives its own away, and how
+  // many are made would depend on how fast it was.
+  CKPT_ASSIGN_OR_RETURN(checks_, setup_.device.make_stream());
   // Everybody can hear signals and has opened everything before anybody's first chunk is done.
   CKPT_RETURN_IF_ERROR(setup_.control.barrier(pass_tag("opened", number_), recipients_,
                                               setup_.deadline, setup_.abort.get(), setup_.epoch));
@@ -304,11 +306,10 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   CKPT_RETURN_IF_ERROR(stage("open", 0, [&] {
     return channel.open_ring(buffers_->ring_handle(), setup_.deadline, *setup_.abort);
   }));
-  CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
   DeliverContext context{
-      *plan_->catalog,        plan_->plan,      plan_->schedule,   buffers_->progress(),
-      buffers_->layout(),     channel,          setup_.rank,       hello.wire,
-      setup_.verify,          buffers_->ring(), std::move(stream), setup_.offered_copy,
+      *plan_->catalog,        plan_->plan,      plan_->schedule,    buffers_->progress(),
+      buffers_->layout(),     channel,          setup_.rank,        hello.wire,
+      setup_.verify,          buffers_->ring(), std::move(checks_), setup_.offered_copy,
       callbacks.first_bucket, nullptr};
   context.progress_report = [&, total = setup_.catalog->total_bytes()](std::uint64_t loaded) {
     close_when_open_everywhere();

@@ -64,7 +64,7 @@ class Pass {
   Status make_local_lanes();
   bool by_nccl(StreamKind kind) const;
   Status start_lanes();
-  std::optional<KeptSet> kept_from_before();
+  std::optional<PassMemory> kept_from_before();
   void free_or_keep_buffers();
   void close_when_open_everywhere();
   std::size_t index_of(int recipient) const;
@@ -88,6 +88,7 @@ class Pass {
   std::unique_ptr<Spread> cross_;
   std::unique_ptr<PullProgress> pulled_;
   std::vector<std::unique_ptr<Spread>> local_;  // one for each stream that is pulled
+  std::unique_ptr<CopyStream> checks_;          // the deliver lane's
   LaneThreads lanes_;
   std::vector<StageReport> prepare_stages_;
 };

@@ -16,82 +16,84 @@ std::string shared_memory_prefix(const std::string& job, const std::string& host
   return concat(kSharedMemoryPrefix, hash, "-");
 }
 
-Status PassBuffers::make_board(bool alone, std::string name) {
-  const Progress::Slot slots = board_.layout->slots();
-  if (alone) {
+Status PassBuffers::make_board(std::string name) {
+  const Progress::Slot slots = layout_->slots();
+  if (alone_) {
     CKPT_ASSIGN_OR_RETURN(Progress progress, Progress::create_private(slots));
-    board_.progress = std::make_unique<Progress>(std::move(progress));
+    progress_ = std::make_unique<Progress>(std::move(progress));
   } else if (makes_shared_) {
     progress_name_ = std::move(name);
     CKPT_ASSIGN_OR_RETURN(Progress progress, Progress::create_shared(progress_name_, slots));
-    board_.progress = std::make_unique<Progress>(std::move(progress));
+    progress_ = std::make_unique<Progress>(std::move(progress));
   }
   return Status();
 }
 
-Result<PassBuffers> PassBuffers::allocate(const PassSetup& setup, const Plan& plan,
-                                          const Schedule& schedule,
-                                          std::vector<int> local_recipients,
-                                          std::vector<int> spread_recipients,
-                                          std::optional<KeptSet> kept, bool keeps) {
-  PassBuffers buffers;
-  buffers.device_ = &setup.device;
-  buffers.keeps_ = keeps;
-  buffers.makes_shared_ = local_recipients.front() == setup.rank;
-  const bool alone = local_recipients.size() == 1;
-  buffers.board_.rank = setup.rank;
-  buffers.board_.layout = std::make_unique<HostProgressLayout>(
-      std::move(local_recipients), links_of(schedule), std::move(spread_recipients));
-  PassMemory& memory = buffers.memory_;
-  if (kept) {
-    memory = std::move(kept->memory);
-    buffers.opened_before_ = std::exchange(memory.opened, {});
-    buffers.board_before_ = std::move(kept->board);
-  }
+PassBuffers::PassBuffers(const PassSetup& setup, const Schedule& schedule,
+                         std::vector<int> local_recipients, std::vector<int> spread_recipients,
+                         std::optional<PassMemory> kept, bool keeps)
+    : device_(&setup.device),
+      makes_shared_(local_recipients.front() == setup.rank),
+      alone_(local_recipients.size() == 1),
+      keeps_(keeps),
+      rank_(setup.rank),
+      layout_(std::make_unique<HostProgressLayout>(std::move(local_recipients), links_of(schedule),
+                                                   std::move(spread_recipients))) {
+  if (!kept) return;
+  memory_ = std::move(*kept);
+  opened_before_ = std::exchange(memory_.opened, {});
+}
+
+Status PassBuffers::allocate(const PassSetup& setup, const Plan& plan, const Schedule& schedule) {
   // Random: a job that was killed may have left names behind, and its successor counts epochs from
   // the beginning.
   const auto new_name = [&](const char* what) {
     return concat(setup.shared_prefix, random_id(), "-", what);
   };
-  CKPT_RETURN_IF_ERROR(buffers.make_board(alone, new_name("progress")));
+  CKPT_RETURN_IF_ERROR(make_board(new_name("progress")));
 
   const PlanOptions& sizes = plan.options;
-  buffers.chunk_bytes_ = sizes.chunk_bytes;
-  buffers.cross_chunk_bytes_ = sizes.cross_chunk_bytes;
+  chunk_bytes_ = sizes.chunk_bytes;
+  cross_chunk_bytes_ = sizes.cross_chunk_bytes;
   const bool per_rank = sizes.sharing == RingSharing::kPerRank;
-  buffers.pulled_by_others_ = per_rank && !alone;
   const std::uint64_t ring_bytes = std::max(sizes.ring_bytes, kRingAlignment);
-  if ((per_rank || buffers.makes_shared_) &&
-      !(memory.ring && memory.ring_is_own && memory.ring->size() >= ring_bytes)) {
-    memory.ring.reset();
-    memory.ring_is_own = true;
-    CKPT_ASSIGN_OR_RETURN(memory.ring, setup.device.allocate(ring_bytes, new_name("ring")));
-    buffers.allocated_bytes_ += ring_bytes;
+  if ((per_rank || makes_shared_) &&
+      !(memory_.ring && memory_.ring_is_own && memory_.ring->size() >= ring_bytes)) {
+    memory_.ring.reset();
+    memory_.ring_is_own = true;
+    CKPT_ASSIGN_OR_RETURN(memory_.ring, device_->allocate(ring_bytes, new_name("ring")));
+    allocated_bytes_ += ring_bytes;
   }
   // Its size says how many slots it has.
   const auto has_size = [](const std::unique_ptr<DeviceBuffer>& buffer, std::uint64_t bytes) {
     return (buffer ? buffer->size() : 0) == bytes;
   };
   const std::uint64_t fill_bytes = sizes.chunk_bytes * schedule.fill_slots;
-  if (!has_size(memory.fill_staging, fill_bytes)) {
-    buffers.fill_staging_before_ = std::move(memory.fill_staging);
+  if (!has_size(memory_.fill_staging, fill_bytes)) {
+    fill_staging_before_ = std::move(memory_.fill_staging);
+    guard_before_ = std::move(memory_.guard);
+    memory_.guard.reset();
     if (fill_bytes > 0) {
-      CKPT_ASSIGN_OR_RETURN(memory.fill_staging,
-                            setup.device.allocate(fill_bytes, new_name("staging")));
+      CKPT_ASSIGN_OR_RETURN(memory_.fill_staging,
+                            device_->allocate(fill_bytes, new_name("staging")));
     }
-    buffers.allocated_bytes_ += fill_bytes;
+    allocated_bytes_ += fill_bytes;
+  }
+  // Before anybody is told how it is opened.
+  if (per_rank && !alone_ && !memory_.guard) {
+    CKPT_ASSIGN_OR_RETURN(memory_.guard, MemoryGuard::create(new_name("guard")));
   }
   // Host memory: who has it open keeps it.
   const std::uint64_t receive_bytes = sizes.cross_chunk_bytes * schedule.receive_slots;
-  if (!has_size(memory.receive_staging, receive_bytes)) {
-    memory.receive_pinned.reset();
-    memory.receive_staging.reset();
+  if (!has_size(memory_.receive_staging, receive_bytes)) {
+    memory_.receive_pinned.reset();
+    memory_.receive_staging.reset();
   }
-  if (receive_bytes > 0 && !memory.receive_staging) {
-    CKPT_ASSIGN_OR_RETURN(memory.receive_staging,
-                          buffers.host_->allocate(receive_bytes, new_name("received")));
+  if (receive_bytes > 0 && !memory_.receive_staging) {
+    CKPT_ASSIGN_OR_RETURN(memory_.receive_staging,
+                          host_->allocate(receive_bytes, new_name("received")));
   }
-  return buffers;
+  return Status();
 }
 
 void PassBuffers::describe(PassReady& ready) const {
@@ -99,19 +101,20 @@ void PassBuffers::describe(PassReady& ready) const {
   if (memory_.ring && memory_.ring_is_own) ready.ring = memory_.ring->handle();
   if (memory_.fill_staging) ready.fill_staging = memory_.fill_staging->handle();
   if (memory_.receive_staging) ready.receive_staging = memory_.receive_staging->handle();
+  if (memory_.guard) ready.guard = memory_.guard->name();
 }
 
 Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<PassReady>& ready,
                          const std::set<StreamKey>& pulled_streams) {
-  const std::vector<int>& local = board_.layout->local_ranks();
+  const std::vector<int>& local = layout_->local_ranks();
   const auto told_by = [&](int rank) -> const PassReady& {
     const auto at = std::lower_bound(recipients.begin(), recipients.end(), rank);
     return ready[static_cast<std::size_t>(at - recipients.begin())];
   };
-  if (!board_.progress) {
-    CKPT_ASSIGN_OR_RETURN(Progress progress, Progress::open_shared(told_by(local.front()).progress,
-                                                                   board_.layout->slots()));
-    board_.progress = std::make_unique<Progress>(std::move(progress));
+  if (!progress_) {
+    CKPT_ASSIGN_OR_RETURN(Progress progress,
+                          Progress::open_shared(told_by(local.front()).progress, layout_->slots()));
+    progress_ = std::make_unique<Progress>(std::move(progress));
   }
   if (!memory_.ring_is_own) {
     const BufferHandle& told = told_by(local.front()).ring;
@@ -128,7 +131,7 @@ Status PassBuffers::open(const std::vector<int>& recipients, const std::vector<P
 }
 
 Result<DeviceBuffer*> PassBuffers::open_or_reuse(Device& device, const BufferHandle& handle,
-                                                 int owner, bool pin) {
+                                                 const std::string& guard, int owner, bool pin) {
   const auto before = std::ranges::find(opened_before_, handle, &PassMemory::Opened::handle);
   PassMemory::Opened opened;
   if (before != opened_before_.end()) {
@@ -136,6 +139,11 @@ Result<DeviceBuffer*> PassBuffers::open_or_reuse(Device& device, const BufferHan
     opened_before_.erase(before);
   } else {
     opened.handle = handle;
+    if (!guard.empty()) {
+      auto use = MemoryUse::begin(guard);
+      if (!use) return use.status().with_context(concat("memory of rank ", owner));
+      opened.use = std::move(*use);
+    }
     auto buffer = device.open(handle);
     if (!buffer) return buffer.status().with_context(concat("memory of rank ", owner));
     opened.buffer = std::move(*buffer);
@@ -155,10 +163,11 @@ Result<Staging> PassBuffers::open_stream(const StreamKey& key, const PassReady& 
   DeviceBuffer* buffer = !staged    ? memory_.ring.get()
                          : received ? memory_.receive_staging.get()
                                     : memory_.fill_staging.get();
-  if (key.first != board_.rank) {
-    CKPT_ASSIGN_OR_RETURN(
-        buffer, open_or_reuse(staged && received ? *host_ : *device_, staged ? staging : told.ring,
-                              key.first, staged && received));
+  if (key.first != rank_) {
+    CKPT_ASSIGN_OR_RETURN(buffer, staged && received
+                                      ? open_or_reuse(*host_, staging, {}, key.first, true)
+                                      : open_or_reuse(*device_, staged ? staging : told.ring,
+                                                      told.guard, key.first, false));
   } else if (staged && received && !memory_.receive_pinned) {
     CKPT_ASSIGN_OR_RETURN(memory_.receive_pinned, device_->pin(buffer->data(), buffer->size()));
   }
@@ -169,7 +178,7 @@ Result<Staging> PassBuffers::open_stream(const StreamKey& key, const PassReady& 
 
 void PassBuffers::opened_everywhere() {
   fill_staging_before_.reset();
-  board_before_ = {};
+  guard_before_.reset();
 }
 
 void PassBuffers::close_opened() {
@@ -177,27 +186,27 @@ void PassBuffers::close_opened() {
   opened_before_.clear();
   memory_.opened.clear();
   memory_.receive_pinned.reset();
-  board_before_.say_closed();
-  board_.say_closed();
 }
 
-void PassBuffers::wait_until_closed(Deadline deadline) const {
-  if (!pulled_by_others_) return;
-  AbortSignal never;
-  (board_before_.progress ? board_before_ : board_).wait_until_closed(deadline, never);
+bool PassBuffers::in_use() {
+  // Both, so that neither is opened any more.
+  const bool before = guard_before_ && guard_before_->in_use();
+  const bool now = memory_.guard && memory_.guard->in_use();
+  return before || now;
 }
 
 void PassBuffers::close_to_others() {
-  board_.progress->close_to_others();
+  progress_->close_to_others();
   if (keeps_) return;
+  if (memory_.guard) memory_.guard->close_to_others();
   memory_.ring->close_to_others();
   if (memory_.fill_staging) memory_.fill_staging->close_to_others();
   if (memory_.receive_staging) memory_.receive_staging->close_to_others();
 }
 
-KeptSet PassBuffers::leave() {
+PassMemory PassBuffers::leave() {
   close_to_others();
-  return {std::move(memory_), std::move(board_)};
+  return std::move(memory_);
 }
 
 }  // namespace ckpt

@@ -26,13 +26,13 @@ namespace ckpt {
 /// again.
 class PassBuffers {
  public:
-  /// Allocates what this rank makes. `local_recipients`: the recipients of this host, ascending,
-  /// this rank among them; `spread_recipients`: PlannedPass. `kept`: of a pass of the same
-  /// recipients. `keeps`: of this one it will be.
-  static Result<PassBuffers> allocate(const PassSetup& setup, const Plan& plan,
-                                      const Schedule& schedule, std::vector<int> local_recipients,
-                                      std::vector<int> spread_recipients,
-                                      std::optional<KeptSet> kept, bool keeps);
+  /// `local_recipients`: the recipients of this host, ascending, this rank among them;
+  /// `spread_recipients`: PlannedPass. `kept`: of a pass of the same recipients. `keeps`: of this
+  /// one it will be.
+  PassBuffers(const PassSetup& setup, const Schedule& schedule, std::vector<int> local_recipients,
+              std::vector<int> spread_recipients, std::optional<PassMemory> kept, bool keeps);
+  /// Allocates what this rank makes. After a failure others may have open what was kept.
+  Status allocate(const PassSetup& setup, const Plan& plan, const Schedule& schedule);
   /// Opens what others made; `ready[i]` is what `recipients[i]` told.
   /// `pulled_streams`: the streams of this host that this rank pulls from.
   Status open(const std::vector<int>& recipients, const std::vector<PassReady>& ready,
@@ -40,23 +40,23 @@ class PassBuffers {
   /// All recipients of the host have opened what they use in this pass, and closed what they do
   /// not.
   void opened_everywhere();
-  /// Closes what other ranks made (not a ring that is shared), and says so to them.
+  /// Closes what other ranks made (not a ring that is shared).
   void close_opened();
-  /// Returns when the others of this host have done so too, or at the deadline: device memory must
-  /// not be freed while another process has it open.
-  void wait_until_closed(Deadline deadline) const;
+  /// Whether others of this host have memory of this rank open: device memory must not be freed
+  /// before they have closed it. From now on they do not open it.
+  bool in_use();
   /// Nobody else can open anything any more, unless it is kept: called when all ranks and workers
   /// of the host have.
   void close_to_others();
   /// What is kept; nothing else is to be done with this object then.
-  KeptSet leave();
+  PassMemory leave();
 
   /// The handles to put into PassReady.
   void describe(PassReady& ready) const;
   std::byte* ring() const { return memory_.ring->data(); }
   BufferHandle ring_handle() const { return memory_.ring->handle(); }
-  Progress& progress() const { return *board_.progress; }
-  const HostProgressLayout& layout() const { return *board_.layout; }
+  Progress& progress() const { return *progress_; }
+  const HostProgressLayout& layout() const { return *layout_; }
   DeviceBuffer* fill_staging() const { return memory_.fill_staging.get(); }
   /// Host memory, whatever the device: every transport reaches it.
   DeviceBuffer* receive_staging() const { return memory_.receive_staging.get(); }
@@ -69,29 +69,29 @@ class PassBuffers {
   std::uint64_t allocated_bytes() const { return allocated_bytes_; }
 
  private:
-  PassBuffers() = default;
-  Status make_board(bool alone, std::string name);
+  Status make_board(std::string name);
   Result<Staging> open_stream(const StreamKey& key, const PassReady& told);
-  Result<DeviceBuffer*> open_or_reuse(Device& device, const BufferHandle& handle, int owner,
-                                      bool pin);
+  Result<DeviceBuffer*> open_or_reuse(Device& device, const BufferHandle& handle,
+                                      const std::string& guard, int owner, bool pin);
 
   Device* device_ = nullptr;
   bool makes_shared_ = false;
-  bool pulled_by_others_ = false;
+  bool alone_ = false;  // on its host
   bool keeps_ = false;
   std::uint64_t chunk_bytes_ = 0, cross_chunk_bytes_ = 0;
   std::uint64_t allocated_bytes_ = 0;
   const std::shared_ptr<Device> host_ = make_host_device();
-  PassBoard board_;
+  int rank_ = 0;
+  std::unique_ptr<HostProgressLayout> layout_;
+  std::unique_ptr<Progress> progress_;  // null until it is opened
+  std::string progress_name_;
   PassMemory memory_;
   std::map<StreamKey, Staging> stagings_;
-  std::string progress_name_;
   // Of the pass before, until opened_everywhere(): what it had open that nobody has asked for yet,
-  // staging of another size, which others may have open, and the board on which they say when they
-  // have not.
+  // and staging of another size, which others may have open.
   std::vector<PassMemory::Opened> opened_before_;
+  std::optional<MemoryGuard> guard_before_;
   std::unique_ptr<DeviceBuffer> fill_staging_before_;
-  PassBoard board_before_;
 };
 
 }  // namespace ckpt

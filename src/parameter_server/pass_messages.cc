@@ -85,8 +85,9 @@ std::vector<std::byte> encode(const PassReady& ready) {
   const auto key =
       builder.CreateVector(reinterpret_cast<const std::uint8_t*>(ready.communicator_key.data()),
                            ready.communicator_key.size());
+  const auto guard = builder.CreateString(ready.guard);
   builder.Finish(fb::CreateReady(builder, ready.plan_fingerprint, address, progress, ring, fill,
-                                 receive, descriptor, ready.ring_region, key));
+                                 receive, descriptor, ready.ring_region, key, guard));
   return finished(builder);
 }
 
@@ -134,7 +135,8 @@ Result<PassReady> decode_pass_ready(std::span<const std::byte> bytes) {
                    handle(table->receive_staging()),
                    blob(table->transport_descriptor()),
                    table->ring_region(),
-                   blob(table->communicator_key())};
+                   blob(table->communicator_key()),
+                   text(table->guard())};
 }
 
 // Notes are a list of 32-bit numbers: kind, pass, then the ranks.

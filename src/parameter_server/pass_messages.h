@@ -60,6 +60,9 @@ struct PassReady {
   std::vector<std::byte> transport_descriptor;
   std::uint64_t ring_region = 0;
   std::vector<std::byte> communicator_key;  ///< from the lowest recipient of a host; else empty
+  /// MemoryGuard of what others open: the fill staging, or the ring without it. Empty: they need
+  /// not say that they have it open.
+  std::string guard;
 };
 
 std::vector<std::byte> encode(const PassOffer& offer);

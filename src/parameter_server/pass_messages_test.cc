@@ -32,6 +32,7 @@ TEST(PassMessages, OfferAndReadyComeBackEqual) {
   ready.ring = {DeviceKind::kCuda, 4096, "", std::vector<std::byte>(64, std::byte{9}), "GPU-2"};
   ready.transport_descriptor = {std::byte{1}, std::byte{2}};
   ready.ring_region = 11;
+  ready.guard = "guard";
   const auto told = decode_pass_ready(encode(ready));
   ASSERT_TRUE(told.is_ok());
   EXPECT_EQ(told->address, ready.address);
@@ -41,6 +42,7 @@ TEST(PassMessages, OfferAndReadyComeBackEqual) {
   EXPECT_EQ(told->fill_staging.bytes, 0u);
   EXPECT_EQ(told->transport_descriptor, ready.transport_descriptor);
   EXPECT_EQ(told->ring_region, 11u);
+  EXPECT_EQ(told->guard, "guard");
 }
 
 TEST(PassMessages, NotesComeBackEqual) {

@@ -14,6 +14,7 @@
 #include "control/control_client.h"
 #include "device/device.h"
 #include "memory/host_pool.h"
+#include "parameter_server/closing_memory.h"
 #include "parameter_server/kept_buffers.h"
 #include "parameter_server/offered_copy.h"
 #include "plan/plan.h"
@@ -28,6 +29,7 @@ struct PassSetup {
   Transport* transport;            ///< null: this rank has none; a plan that needs one is refused
   ChainSignals* signals;           ///< null exactly when `transport` is
   KeptCommunicator* communicator;  ///< with collective `nccl`, else null
+  ClosingMemory& closing;          ///< where memory goes that others may still have open
   KeptBuffers* kept;               ///< null: buffers are not kept between updates
   const HostPool* pool;            ///< what this rank has registered; null: nothing
   OfferedCopy* offered_copy;       ///< where what is loaded is kept for other jobs; null: nowhere

@@ -76,13 +76,31 @@ Result<std::vector<LostOwner>> ask_own_share(const PassSetup& setup,
   return lost;
 }
 
+// What a failed update has left to be closed by others is waited for only where it is in the way.
+// How many ranks share the device is not known yet: all recipients at most.
+Result<DeviceMemory> memory_for_pass(const PassSetup& setup, std::size_t recipients) {
+  CKPT_ASSIGN_OR_RETURN(const DeviceMemory memory, setup.device.memory());
+  if (setup.closing.empty()) return memory;
+  CKPT_ASSIGN_OR_RETURN(const PlanOptions wanted,
+                        fit_memory(*setup.catalog, setup.memory, UINT64_MAX));
+  const std::uint64_t each =
+      wanted.ring_bytes +
+      wanted.chunk_bytes * static_cast<std::uint64_t>(std::max(wanted.staging_chunks, 0));
+  const double share = static_cast<double>(memory.free_bytes) * setup.memory_fraction /
+                       static_cast<double>(recipients);
+  if (share >= static_cast<double>(each)) return memory;
+  const Status closed = setup.closing.wait(setup.deadline, *setup.abort);
+  if (setup.abort->raised()) return closed;
+  return setup.device.memory();
+}
+
 Result<PassOffer> own_offer(const PassSetup& setup, const std::vector<int>& recipients) {
   PassOffer mine;
   mine.host_id = setup.host_id;
   mine.network = setup.network;
   mine.device_kind = setup.device.kind();
   mine.device_uuid = setup.device.uuid();
-  CKPT_ASSIGN_OR_RETURN(const DeviceMemory memory, setup.device.memory());
+  CKPT_ASSIGN_OR_RETURN(const DeviceMemory memory, memory_for_pass(setup, recipients.size()));
   mine.available_bytes =
       static_cast<std::uint64_t>(static_cast<double>(memory.free_bytes) * setup.memory_fraction);
   mine.ring_bytes = setup.memory.ring_bytes;

@@ -131,6 +131,7 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   job_->transport(),
                   job_->signals(),
                   communicator_.get(),
+                  closing_,
                   kept_.get(),
                   own == nullptr ? nullptr : &own->pool(),
                   registry_->offered_copy(),

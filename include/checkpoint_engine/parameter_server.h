@@ -55,9 +55,10 @@ struct ParameterServerOptions {
 
   std::string device = "auto";  ///< "auto", "host", "cuda"
   /// How weights spread over the ranks of a host: "auto"; "peer": every rank has a ring of its own
-  /// and pulls from the others (what "auto" is on GPUs); "chain": host only, one ring for all;
-  /// "nccl" (cuda, a GPU for each rank): group calls of NCCL, which must be installed; between
-  /// hosts, too, where every owner is a recipient.
+  /// and pulls from the others (what "auto" is on GPUs); "chain": on device host one ring for all
+  /// (what "auto" is there), on cuda every rank as a host of its own, by the transport and through
+  /// host memory; "nccl" (cuda, a GPU for each rank): group calls of NCCL, which must be installed;
+  /// between hosts, too, where every owner is a recipient.
   std::string collective = "auto";
   /// NCCL's communicators are kept between updates, with their device memory, unless this is set.
   bool release_communicators = false;
@@ -166,6 +167,9 @@ struct UpdateReport {
   std::string wire;           ///< "native", "stock", or empty where this rank has no worker
   std::uint64_t ring_bytes = 0, staging_bytes = 0;
   std::uint64_t communicator_bytes = 0;  ///< device memory of NCCL; 0 without
+  /// Device memory of this rank's CUDA context, which is there from the start of the server to its
+  /// end; 0 where the process had one before.
+  std::uint64_t context_bytes = 0;
   /// Of ring and staging: allocated in this update, and kept for the next.
   std::uint64_t allocated_bytes = 0, kept_bytes = 0;
   /// Streams with their events, and tables of digests (device `host`: sets of threads), that were

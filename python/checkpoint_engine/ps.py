@@ -65,7 +65,7 @@ class ParameterServer:
         device: "auto" (a GPU where there is one), "cuda" or "host".
         job: jobs of different names ignore each other on one host.
         secret: ranks and our workers of a job must have the same.
-        collective: how weights spread on a host: "auto", "peer", "nccl" (GPUs), "chain" (host memory).
+        collective: how weights spread on a host: "auto", "peer", "nccl" (GPUs), "chain" (through host memory).
         keep_buffers: an update's buffers stay until the checkpoint is unregistered, which saves milliseconds of the next.
         ring_bytes, bucket_bytes, chunk_bytes: sizes of an update's buffers; 0: chosen.
         join_timeout: seconds (or a timedelta) that ranks wait for each other here.

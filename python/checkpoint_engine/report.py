@@ -37,6 +37,7 @@ class UpdateReport:
     wire: str  # "native", "stock", or empty where this rank has no worker
     ring_bytes: int
     staging_bytes: int
+    context_bytes: int  # device memory of this process' CUDA context; 0 where it had one before
     allocated_bytes: int  # of ring and staging, in this update
     kept_bytes: int  # for the next (keep_buffers)
     streams_made: int  # with their events, and tables of digests; 0 from the second update on

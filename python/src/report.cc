@@ -31,6 +31,7 @@ nb::dict report_fields(const UpdateReport& report) {
   fields["wire"] = report.wire;
   fields["ring_bytes"] = report.ring_bytes;
   fields["staging_bytes"] = report.staging_bytes;
+  fields["context_bytes"] = report.context_bytes;
   fields["allocated_bytes"] = report.allocated_bytes;
   fields["kept_bytes"] = report.kept_bytes;
   fields["streams_made"] = report.streams_made;

@@ -103,9 +103,10 @@ void add_transfer(CLI::App& app, RankOptions& o) {
   app.add_option("--device", o.device, "where the engine's weights live")
       ->check(CLI::IsMember({"auto", "host", "cuda"}))
       ->capture_default_str();
-  app.add_option("--collective", o.collective,
-                 "how bytes spread over the ranks of a host: nccl on device cuda only, chain on "
-                 "device host only (on cuda it joins hosts, which auto and peer do by themselves)")
+  app.add_option(
+         "--collective", o.collective,
+         "how bytes spread over the ranks of a host: nccl on device cuda only; chain by the "
+         "transport, on cuda through host memory (between hosts auto and peer do so too)")
       ->check(CLI::IsMember({"auto", "peer", "nccl", "chain"}))
       ->capture_default_str();
   app.add_flag("--release-communicators", o.release_communicators,

@@ -74,6 +74,7 @@ ordered_json update_json(const UpdateReport& report) {
           {"ring_bytes", report.ring_bytes},
           {"staging_bytes", report.staging_bytes},
           {"communicator_bytes", report.communicator_bytes},
+          {"context_bytes", report.context_bytes},
           {"allocated_bytes", report.allocated_bytes},
           {"kept_bytes", report.kept_bytes},
           {"streams_made", report.streams_made},
@@ -101,6 +102,7 @@ UpdateReport parse_update(const ordered_json& json, int rank) {
   report.ring_bytes = json.at("ring_bytes");
   report.staging_bytes = json.at("staging_bytes");
   report.communicator_bytes = json.at("communicator_bytes");
+  report.context_bytes = json.at("context_bytes");
   report.allocated_bytes = json.at("allocated_bytes");
   report.kept_bytes = json.at("kept_bytes");
   report.streams_made = json.at("streams_made");

@@ -91,11 +91,17 @@ class Device {
   virtual std::string uuid() const = 0;
   virtual std::string name() const = 0;  ///< for people
   virtual Result<DeviceMemory> memory() = 0;
+  /// Device memory of the CUDA context that making this device has made, as far as nobody else took
+  /// any meanwhile. 0 where the process had one already, and where the driver does not say.
+  virtual std::uint64_t context_bytes() const { return 0; }
   /// The NUMA node whose host memory is nearest; -1 where there is no such node or it is unknown.
   virtual int numa_node() const { return -1; }
   /// True for memory of a device, which the processor cannot read: of this one, or one that its
   /// streams copy from.
   virtual bool holds(const std::byte*) const { return false; }
+  /// Whether a stream of this device may digest this memory. (On cuda, that of another GPU can be
+  /// copied from, but no kernel reads it.)
+  virtual bool digests(const std::byte*) const { return true; }
   /// Memory that other processes of this host can open. `name` must be new on this host (host: in
   /// /dev/shm).
   virtual Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,

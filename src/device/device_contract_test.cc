@@ -343,6 +343,27 @@ TEST(CudaDevice, AreCountedAndMissingOnesAreNoFailure) {
   EXPECT_EQ(make_cuda_device(0).is_ok(), *found > 0);
 }
 
+TEST(CudaDevice, CopiesFromANeighbourAndLeavesItsDigestsToOthers) {
+  if (cuda_device_count() < 2)
+    GTEST_SKIP() << "needs two GPUs, and there are " << cuda_device_count();
+  const auto here = *make_cuda_device(0), there = *make_cuda_device(1);
+  const auto buffer = *there->allocate(kSharedBytes, "of the neighbour");
+  const std::vector<std::byte> data = pattern(kSharedBytes, 21);
+  std::vector<std::byte> back(kSharedBytes);
+  AbortSignal never;
+  const auto copy = [&](Device& device, std::byte* to, const std::byte* from) {
+    const auto stream = *device.make_stream();
+    ASSERT_TRUE(stream->copy(to, from, kSharedBytes).is_ok());
+    ASSERT_TRUE(stream->wait(*stream->mark(), Deadline::after_seconds(20), never).is_ok());
+  };
+  copy(*there, buffer->data(), data.data());
+  EXPECT_TRUE(here->holds(buffer->data()));
+  EXPECT_FALSE(here->digests(buffer->data()));
+  EXPECT_TRUE(there->digests(buffer->data()));
+  copy(*here, back.data(), buffer->data());
+  EXPECT_TRUE(back == data);
+}
+
 TEST(CudaDevice, IsFoundByItsUuid) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
   for (int ordinal = 0; ordinal < cuda_device_count(); ++ordinal) {

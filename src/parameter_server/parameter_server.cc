@@ -43,7 +43,8 @@ Status ParameterServerImpl::start() {
   CKPT_ASSIGN_OR_RETURN(device_, open_device(options_.device, job_->local_rank(), threads));
   job_->start_transport(device_->uuid());
   CKPT_ASSIGN_OR_RETURN(memory_, memory_request(options_, device_->kind()));
-  CKPT_ASSIGN_OR_RETURN(memory_.sharing, ring_sharing(options_.collective, device_->kind()));
+  CKPT_ASSIGN_OR_RETURN(spread_, spread_choice(options_.collective, device_->kind()));
+  memory_.sharing = spread_.sharing;
   if (options_.collective == "nccl") {
     CKPT_ASSIGN_OR_RETURN(auto nccl, load_nccl());
     communicator_ =

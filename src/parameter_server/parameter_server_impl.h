@@ -14,6 +14,7 @@
 #include "parameter_server/job_membership.h"
 #include "parameter_server/note_router.h"
 #include "parameter_server/running_calls.h"
+#include "parameter_server/server_settings.h"
 #include "parameter_server/update_session.h"
 
 namespace ckpt {
@@ -77,6 +78,7 @@ class ParameterServerImpl : public ParameterServer {
   ParameterServerOptions options_;
   double memory_fraction_ = 0.9;
   MemoryRequest memory_;
+  SpreadChoice spread_;
 
   // In this order: each is used by those below it until they are gone.
   NoteRouter notes_;

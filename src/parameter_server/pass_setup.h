@@ -36,7 +36,7 @@ struct PassSetup {
   std::shared_ptr<const Catalog> catalog;
   int rank;
   int world_size;
-  std::string host_id;
+  std::string host_id;  ///< as the plan sees it (SpreadChoice)
   NetworkPlace network;
   std::string job;
   std::string checkpoint_name;

@@ -177,8 +177,9 @@ std::vector<LostOwner> all_lost_owners(const std::vector<PassOffer>& offers) {
 // What every recipient can give to its ring and staging: the least of all. The ranks on a device
 // share its memory; without rings of their own they have one together.
 std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing sharing) {
+  // A GPU is one whichever hosts its ranks say they are on.
   const auto device = [](const PassOffer& offer) {
-    return concat(offer.host_id, '\0', offer.device_uuid);
+    return offer.device_uuid.empty() ? offer.host_id : offer.device_uuid;
   };
   struct Sharers {
     std::uint64_t count = 0;

@@ -28,19 +28,23 @@ Result<std::shared_ptr<Device>> open_device(const std::string& wanted, int local
   return invalid_argument(concat("no device ", quoted(wanted), "; there are auto, host and cuda"));
 }
 
-Result<RingSharing> ring_sharing(const std::string& collective, DeviceKind device) {
+std::string SpreadChoice::planned_host(const std::string& host_id, int rank) const {
+  return ranks_are_hosts ? concat(host_id, " rank ", rank) : host_id;
+}
+
+Result<SpreadChoice> spread_choice(const std::string& collective, DeviceKind device) {
   const bool host = device == DeviceKind::kHost;
-  if (collective == "auto") return host ? RingSharing::kPerHost : RingSharing::kPerRank;
-  if (collective == "peer" || (collective == "nccl" && !host)) return RingSharing::kPerRank;
-  if (collective == "chain" && host) return RingSharing::kPerHost;
-  if (collective == "nccl") {
-    return unsupported("NCCL works between GPUs only: use collective auto on device host");
+  if (collective == "auto") {
+    return SpreadChoice{host ? RingSharing::kPerHost : RingSharing::kPerRank};
   }
+  if (collective == "peer") return SpreadChoice{RingSharing::kPerRank};
   if (collective == "chain") {
-    return unsupported(
-        "collective chain spreads over the ranks of a host only where they share one ring, which "
-        "is on device host; on device cuda use auto, peer or nccl (with auto and peer, hosts are "
-        "always joined by the chain)");
+    if (host) return SpreadChoice{RingSharing::kPerHost};
+    return SpreadChoice{RingSharing::kPerRank, true};
+  }
+  if (collective == "nccl") {
+    if (!host) return SpreadChoice{RingSharing::kPerRank};
+    return unsupported("NCCL works between GPUs only: use collective auto on device host");
   }
   return invalid_argument(
       concat("no collective ", quoted(collective), "; there are auto, peer, nccl and chain"));

@@ -16,9 +16,19 @@ namespace ckpt {
 Result<std::shared_ptr<Device>> open_device(const std::string& wanted, int local_rank,
                                             int copy_threads);
 
-/// Who has a ring: on GPUs every rank, on the host all ranks together, unless the caller wants it
-/// otherwise.
-Result<RingSharing> ring_sharing(const std::string& collective, DeviceKind device);
+/// How weights come from rank to rank.
+struct SpreadChoice {
+  /// Who has a ring: on GPUs every rank, on the host all ranks together, unless the caller wants it
+  /// otherwise.
+  RingSharing sharing = RingSharing::kPerRank;
+  /// The plan takes every rank for a host of its own, so that all that they take from each other
+  /// goes by the chain.
+  bool ranks_are_hosts = false;
+
+  /// Of `rank` on the host `host_id`, as the plan sees it.
+  std::string planned_host(const std::string& host_id, int rank) const;
+};
+Result<SpreadChoice> spread_choice(const std::string& collective, DeviceKind device);
 
 /// The share of the free memory that an update may take; in (0, 1].
 Result<double> memory_fraction(const ParameterServerOptions& options);

@@ -261,6 +261,7 @@ Result<UpdateReport> UpdateSession::commit(const EngineCall& call) {
   over_ = true;
   engine_call_.reset();
   setup_.control.withdraw_channel(setup_.epoch);
+  report.context_bytes = setup_.device.context_bytes();
   report.streams_made = setup_.device.streams_made() - streams_before_;
   report.first_bucket_seconds = first_bucket_seconds_.value_or(0);
   report.commit_seconds = seconds_since(commit_begin_);

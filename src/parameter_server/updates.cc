@@ -138,7 +138,7 @@ Result<std::unique_ptr<UpdateSession>> ParameterServerImpl::prepare_session(
                   registry_->catalog(),
                   rank(),
                   world_size(),
-                  job_->host_id(),
+                  spread_.planned_host(job_->host_id(), rank()),
                   job_->network(),
                   options_.job,
                   name,

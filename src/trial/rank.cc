@@ -42,8 +42,7 @@ class RankRun {
       : settings_(settings),
         worker_(UniqueFd(settings.peer_fd)),
         parent_(UniqueFd(settings.result_fd)),
-        weights_(checkpoint_bytes(settings), settings.experts, settings.shrink,
-                 threads_of(settings)) {
+        weights_(weights_of(settings)) {
     const int owners = settings.owners > 0 ? settings.owners : settings.ranks;
     if (settings.rank >= owners) return;
     share_ = split_by_bytes(weights_.tensors(), owners)[static_cast<std::size_t>(settings.rank)];
@@ -136,6 +135,7 @@ Status RankRun::measure_ceilings() {
   CKPT_ASSIGN_OR_RETURN(result_["download_gb_per_s"],
                         upload->measure_back(kCeilingChunk, kCeilingSeconds));
   result_["device"] = device_->name();
+  result_["context_bytes"] = device_->context_bytes();
   result_["upload_gb_per_s"] = rate;
   CKPT_RETURN_IF_ERROR(barrier());
   if (settings_.ranks > 1 && settings_.hosts == 1) CKPT_RETURN_IF_ERROR(measure_peer(*upload));
@@ -317,7 +317,8 @@ Status RankRun::measure_update(bool verify, json& updates) {
               {"staging_bytes", report.staging_bytes},
               {"communicator_bytes", report.communicator_bytes},
               {"allocated_bytes", report.allocated_bytes},
-              {"kept_bytes", report.kept_bytes}};
+              {"kept_bytes", report.kept_bytes},
+              {"streams_made", report.streams_made}};
   if (worker_numbers.size() > 4) one["worker_release_seconds"] = std::stod(worker_numbers[4]);
   for (const StageReport& stage : report.stages) one["stages"][stage.name] = stage.seconds;
   updates.push_back(std::move(one));

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/parallel.h"
+#include "base/strings.h"
 #include "trial/processes.h"
 
 namespace ckpt::bench {
@@ -28,8 +29,13 @@ int threads_of(const Settings& settings) {
   return std::max(1, available_processors() / settings.ranks);
 }
 
-std::uint64_t checkpoint_bytes(const Settings& settings) {
-  return static_cast<std::uint64_t>(settings.gib * (1 << 30));
+Weights weights_of(const Settings& settings) {
+  if (settings.tensors > 0) {
+    return Weights::equal(settings.tensors, *parse_bytes(settings.tensor_bytes),
+                          threads_of(settings));
+  }
+  return Weights::of_model(static_cast<std::uint64_t>(settings.gib * (1 << 30)), settings.experts,
+                           settings.shrink, threads_of(settings));
 }
 
 double cpu_seconds() {

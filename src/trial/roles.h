@@ -4,6 +4,7 @@
 #include "checkpoint_engine/status.h"
 #include "device/device.h"
 #include "trial/settings.h"
+#include "trial/weights.h"
 
 namespace ckpt::bench {
 
@@ -19,7 +20,7 @@ Status run_role(const Settings& settings);
 Result<std::shared_ptr<Device>> open_device(const Settings& settings);
 int ordinal_of(const Settings& settings);
 int threads_of(const Settings& settings);
-std::uint64_t checkpoint_bytes(const Settings& settings);
+Weights weights_of(const Settings& settings);
 
 /// Processor seconds of this process so far.
 double cpu_seconds();

@@ -52,6 +52,8 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--worker", text(settings.worker)},
       {"--kill-rank", number(settings.kill_rank)},
       {"--dies", flag(settings.dies)},
+      {"--tensors", number(settings.tensors)},
+      {"--tensor-bytes", text(settings.tensor_bytes)},
       {"--experts", flag(settings.experts)},
       {"--owners", number(settings.owners)},
       {"--first-recipient", number(settings.first_recipient)},
@@ -92,6 +94,10 @@ Result<Settings> parse_settings(const std::vector<std::string>& arguments) {
   if (settings.ranks < 1 || settings.gpus < 1 || settings.hosts < 1 || settings.shrink < 1 ||
       settings.updates < 1) {
     return invalid_argument("ranks, gpus, hosts, shrink and updates must be positive");
+  }
+  CKPT_ASSIGN_OR_RETURN(const std::uint64_t tensor_bytes, parse_bytes(settings.tensor_bytes));
+  if (settings.tensors < 0 || tensor_bytes < 2 || tensor_bytes % 2 != 0) {
+    return invalid_argument("tensors have an even number of bytes, two at least");
   }
   if (settings.owners < 0 || settings.owners > settings.ranks || settings.first_recipient < 0 ||
       settings.first_recipient >= settings.ranks) {

@@ -13,9 +13,11 @@ struct Settings {
   std::string device = "cuda";
   double gib = 1;
   int ranks = 1;
-  int gpus = 1;             ///< rank i works on GPU i modulo this
-  bool isolate = false;     ///< every process sees its own GPU only (CUDA_VISIBLE_DEVICES)
-  int hosts = 1;            ///< rank i says that it is on host i modulo this: `chain` between them
+  int gpus = 1;          ///< rank i works on GPU i modulo this
+  bool isolate = false;  ///< every process sees its own GPU only (CUDA_VISIBLE_DEVICES)
+  int hosts = 1;         ///< rank i says that it is on host i modulo this: `chain` between them
+  int tensors = 0;       ///< so many tensors of `tensor_bytes` each instead of a model of `gib`
+  std::string tensor_bytes = "1MiB";
   bool experts = false;     ///< many small tensors, as in qwen3-235b-a22b
   int owners = 0;           ///< so many ranks, the first, hold the checkpoint; 0: all
   int first_recipient = 0;  ///< ranks below are not updated
@@ -52,10 +54,12 @@ struct Settings {
 
 inline constexpr const char* kUsage =
     "usage: gpu_update [--device cuda|host] [--gib G] [--ranks N] [--gpus M] [--isolate 1]\n"
-    "                  [--ring SIZE] [--bucket SIZE] [--chunk SIZE] [--collective auto|peer|nccl]\n"
+    "                  [--ring SIZE] [--bucket SIZE] [--chunk SIZE] [--collective "
+    "auto|peer|nccl|chain]\n"
     "                  [--overlap auto|on|off] [--keep-buffers 1] [--release-communicators 1]\n"
     "                  [--hosts H] [--worker COMMAND] [--kill-rank R] "
     "[--updates K]\n"
+    "                  [--tensors N --tensor-bytes SIZE]\n"
     "                  [--experts 1] [--owners N] [--first-recipient R]\n"
     "                  [--nccl-ceilings 1] [--load-threads T] [--files DIR] [--from-device 1] "
     "[--shrink D] [--json "

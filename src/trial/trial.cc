@@ -28,7 +28,7 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
   double ceiling = 0;
   for (const json& rank : ranks) ceiling += rank["upload_gb_per_s"].get<double>();
   std::vector<double> verified, trusted, first_buckets, rank_cpu, worker_cpu, releases;
-  double first = 0;
+  double first = 0, streams_made_later = 0;
   for (std::size_t i = 0; i < ranks[0]["updates"].size(); ++i) {
     const json::json_pointer at(concat("/updates/", i));
     const double seconds = largest(ranks, at / "seconds");
@@ -36,6 +36,7 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
       first = seconds;
       continue;
     }
+    streams_made_later += largest(ranks, at / "streams_made");
     const bool verify = ranks[0]["updates"][i]["verify"];
     (verify ? verified : trusted).push_back(seconds);
     if (!verify) continue;
@@ -64,6 +65,9 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"tensors", ranks[0]["tensors"]},
               {"upload_gb_per_s", ceiling},
               {"first_seconds", first},
+              {"streams_made_first", largest(ranks, "/updates/0/streams_made"_json_pointer)},
+              {"streams_made_later", streams_made_later},
+              {"context_bytes", largest(ranks, "/context_bytes"_json_pointer)},
               {"verified_seconds", median(verified)},
               {"unverified_seconds", median(trusted)},
               {"first_bucket_seconds", median(first_buckets)},

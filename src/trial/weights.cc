@@ -57,18 +57,36 @@ void add_expert_layer(const std::string& prefix, int shrink, const Add& add) {
 
 }  // namespace
 
-Weights::Weights(std::uint64_t bytes, bool experts, int shrink, int threads) {
-  std::uint64_t largest = 0;
+Weights Weights::of_model(std::uint64_t bytes, bool experts, int shrink, int threads) {
+  Weights weights;
   const Add add = [&](std::string name, Shape shape) {
-    tensors_.push_back(*make_tensor_info(std::move(name), DType::kBF16, std::move(shape)));
-    total_bytes_ += tensors_.back().bytes;
-    largest = std::max(largest, tensors_.back().bytes);
+    weights.add(std::move(name), std::move(shape));
   };
   add("model.embed_tokens.weight", {151936 / shrink, 4096 / shrink});
-  for (int layer = 0; total_bytes_ < bytes; ++layer) {
+  for (int layer = 0; weights.total_bytes_ < bytes; ++layer) {
     (experts ? add_expert_layer : add_dense_layer)(concat("model.layers.", layer, "."), shrink,
                                                    add);
   }
+  weights.make_words(threads);
+  return weights;
+}
+
+Weights Weights::equal(int count, std::uint64_t bytes, int threads) {
+  Weights weights;
+  for (int i = 0; i < count; ++i) {
+    weights.add(concat("model.layers.", i, ".weight"), {static_cast<std::int64_t>(bytes / 2)});
+  }
+  weights.make_words(threads);
+  return weights;
+}
+
+void Weights::add(std::string name, Shape shape) {
+  tensors_.push_back(*make_tensor_info(std::move(name), DType::kBF16, std::move(shape)));
+  total_bytes_ += tensors_.back().bytes;
+}
+
+void Weights::make_words(int threads) {
+  const std::uint64_t largest = std::ranges::max(tensors_, {}, &TensorInfo::bytes).bytes;
   words_.resize((largest + tensors_.size() * kShift) / 8 * 8 + 8);
   ThreadPool pool(threads);
   [[maybe_unused]] const Status done =

@@ -19,7 +19,9 @@ class Weights {
  public:
   /// Embeddings and as many layers as are needed for `bytes`; dimensions are divided by `shrink`.
   /// `experts`: as qwen3-235b-a22b has them, else as qwen3-8b.
-  Weights(std::uint64_t bytes, bool experts, int shrink, int threads);
+  static Weights of_model(std::uint64_t bytes, bool experts, int shrink, int threads);
+  /// `count` tensors of `bytes` each.
+  static Weights equal(int count, std::uint64_t bytes, int threads);
 
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   std::uint64_t total_bytes() const { return total_bytes_; }
@@ -27,6 +29,10 @@ class Weights {
   std::span<const std::byte> expected(std::size_t i) const;
 
  private:
+  Weights() = default;
+  void add(std::string name, std::vector<std::int64_t> shape);
+  void make_words(int threads);
+
   std::vector<TensorInfo> tensors_;
   std::uint64_t total_bytes_ = 0;
   std::vector<std::byte> words_;

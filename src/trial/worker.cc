@@ -131,8 +131,7 @@ Status run_worker(const Settings& settings) {
   const auto prepare_and_serve = [&]() -> Status {
     CKPT_ASSIGN_OR_RETURN(const auto device, open_device(settings));
     ThreadPool threads(threads_of(settings));
-    const Weights weights(checkpoint_bytes(settings), settings.experts, settings.shrink,
-                          threads_of(settings));
+    const Weights weights = weights_of(settings);
     CKPT_ASSIGN_OR_RETURN(const auto parameters, Parameters::create(*device, weights));
     while (true) {
       auto line = rank.receive(Deadline::after_seconds(kPatienceSeconds));

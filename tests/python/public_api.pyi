@@ -97,6 +97,7 @@ class UpdateReport:
     wire: str
     ring_bytes: int
     staging_bytes: int
+    context_bytes: int
     allocated_bytes: int
     kept_bytes: int
     streams_made: int

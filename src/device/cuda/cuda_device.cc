@@ -11,6 +11,7 @@
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/driver.h"
 #include "device/cuda/gpu.h"
+#include "device/cuda/management.h"
 #include "device/device.h"
 
 namespace ckpt {
@@ -109,8 +110,9 @@ int numa_node_of(int ordinal) {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(Gpu gpu)
+  CudaDevice(Gpu gpu, std::uint64_t context_bytes)
       : gpu_(std::make_shared<const Gpu>(std::move(gpu))),
+        context_bytes_(context_bytes),
         numa_node_(numa_node_of(gpu_->ordinal)) {}
 
   DeviceKind kind() const override { return DeviceKind::kCuda; }
@@ -125,6 +127,7 @@ class CudaDevice final : public Device {
     return DeviceMemory{.free_bytes = free, .total_bytes = total};
   }
 
+  std::uint64_t context_bytes() const override { return context_bytes_; }
   bool holds(const std::byte* data) const override {
     cudaPointerAttributes attributes{};
     if (::cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
@@ -132,6 +135,14 @@ class CudaDevice final : public Device {
       return false;
     }
     return attributes.type == cudaMemoryTypeDevice;
+  }
+  bool digests(const std::byte* data) const override {
+    cudaPointerAttributes attributes{};
+    if (::cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+      ::cudaGetLastError();
+      return false;
+    }
+    return attributes.type != cudaMemoryTypeDevice || attributes.device == gpu_->ordinal;
   }
   Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,
                                                  const std::string& name) override;
@@ -145,6 +156,7 @@ class CudaDevice final : public Device {
  private:
   const std::shared_ptr<const Gpu> gpu_;
   const std::shared_ptr<StreamParts> stream_parts_ = std::make_shared<StreamParts>(gpu_);
+  const std::uint64_t context_bytes_;
   const int numa_node_;
 };
 
@@ -243,12 +255,15 @@ Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
       cuda_status(::cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties", gpu));
   gpu.uuid = format_uuid(properties.uuid);
   gpu.name = properties.name;
+  const auto before = used_device_memory(gpu.uuid);
   {
     const GpuScope scope(gpu);
     // Makes the context now, so that a GPU that is in exclusive use is refused here.
     CKPT_RETURN_IF_ERROR(cuda_status(::cudaFree(nullptr), "creating a CUDA context", gpu));
   }
-  return std::shared_ptr<Device>(std::make_shared<CudaDevice>(std::move(gpu)));
+  const auto after = used_device_memory(gpu.uuid);
+  const std::uint64_t context = before && after && *after > *before ? *after - *before : 0;
+  return std::shared_ptr<Device>(std::make_shared<CudaDevice>(std::move(gpu), context));
 }
 
 }  // namespace ckpt

@@ -56,7 +56,7 @@ Result<TensorSums> load_memory(HostPool& pool, std::span<const PoolTensor> tenso
                                const LoadOptions& options);
 /// Copies `sources[i]` (memory of `device`) into `tensors[i]` at the speed of its copy engines,
 /// into pieces that are pinned for it whether LoadOptions::pin says so or not, and digests it where
-/// it lies.
+/// it lies, or, where the device cannot (Device::digests), in the pool.
 Result<TensorSums> load_device(HostPool& pool, std::span<const PoolTensor> tensors,
                                std::span<const std::byte* const> sources, Device& device,
                                const LoadOptions& options);

@@ -11,6 +11,7 @@
 
 #include "base/parallel.h"
 #include "base/strings.h"
+#include "checkpoint/digest.h"
 #include "memory/load.h"
 
 namespace ckpt {
@@ -78,7 +79,8 @@ class PinnedAhead {
   std::thread thread_;
 };
 
-/// The digests of one tensor, block by block, on a stream of their own.
+/// The digests of one tensor, block by block: on a stream of their own, or (without a ticket) by
+/// the processor when the tensor has arrived.
 struct TensorDigest {
   std::vector<std::uint64_t> sums;
   CopyStream::Ticket ticket = 0;
@@ -95,6 +97,7 @@ class DeviceLoad {
  private:
   Status digest(std::size_t tensor);
   Status copy(std::size_t tensor, PinnedAhead& pinned);
+  Status digest_arrived(std::size_t tensor, ThreadPool& threads);
   std::size_t piece_of(std::uint64_t offset) const;
   std::vector<std::size_t> needed_pieces() const;
   Status wait_for_oldest();
@@ -114,7 +117,7 @@ class DeviceLoad {
 };
 
 Status DeviceLoad::digest(std::size_t tensor) {
-  if (tensor >= kDigestWindow) {
+  if (tensor >= kDigestWindow && digests_[tensor - kDigestWindow].ticket > 0) {
     CKPT_RETURN_IF_ERROR(wait(*summing_, digests_[tensor - kDigestWindow].ticket));
   }
   TensorDigest& digest = digests_[tensor];
@@ -125,9 +128,21 @@ Status DeviceLoad::digest(std::size_t tensor) {
         {sources_[tensor] + at, std::min(TensorSums::kBlockBytes, bytes - at), at / 8});
   }
   digest.sums.resize(requests.size());
+  if (!device_.digests(sources_[tensor])) return Status();
   CKPT_RETURN_IF_ERROR(summing_->digest(requests, digest.sums.data()));
   CKPT_ASSIGN_OR_RETURN(digest.ticket, summing_->mark());
   return Status();
+}
+
+Status DeviceLoad::digest_arrived(std::size_t tensor, ThreadPool& threads) {
+  TensorDigest& digest = digests_[tensor];
+  const std::byte* const data = pool_.pointer(tensors_[tensor].pool_offset);
+  return threads.for_each(digest.sums.size(), [&](std::size_t block) {
+    const std::uint64_t at = block * TensorSums::kBlockBytes;
+    const std::uint64_t bytes = std::min(TensorSums::kBlockBytes, tensors_[tensor].bytes - at);
+    digest.sums[block] = digest_sum(data + at, bytes, at / 8);
+    return Status();
+  });
 }
 
 Status DeviceLoad::wait(CopyStream& stream, CopyStream::Ticket ticket) {
@@ -203,8 +218,10 @@ Result<TensorSums> DeviceLoad::run() {
   }
   while (!queued_.empty()) CKPT_RETURN_IF_ERROR(wait_for_oldest());
   TensorSums sums(bytes);
+  ThreadPool processors(threads);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    CKPT_RETURN_IF_ERROR(wait(*summing_, digests_[i].ticket));
+    CKPT_RETURN_IF_ERROR(digests_[i].ticket > 0 ? wait(*summing_, digests_[i].ticket)
+                                                : digest_arrived(i, processors));
     for (std::size_t block = 0; block < digests_[i].sums.size(); ++block) {
       sums.add(i, block * TensorSums::kBlockBytes, digests_[i].sums[block]);
     }

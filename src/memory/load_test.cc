@@ -10,6 +10,7 @@
 #include <fstream>
 #include <mutex>
 #include <random>
+#include <set>
 
 #include "base/host.h"
 #include "base/strings.h"
@@ -25,13 +26,16 @@ constexpr std::uint64_t kMiB = 1 << 20;
 /// of those that are due.
 class LateSums final : public CopyStream {
  public:
-  LateSums(std::unique_ptr<CopyStream> inner, std::size_t& most_due)
-      : inner_(std::move(inner)), most_due_(most_due) {}
+  /// `far`: what it cannot digest.
+  LateSums(std::unique_ptr<CopyStream> inner, std::size_t& most_due,
+           const std::set<const std::byte*>& far)
+      : inner_(std::move(inner)), most_due_(most_due), far_(far) {}
 
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
     return inner_->copy(to, from, bytes);
   }
   Status digest(const std::vector<DigestRequest>& requests, std::uint64_t* sums) override {
+    if (!requests.empty() && far_.contains(requests[0].data)) return internal_error("too far");
     std::vector<std::uint64_t> values(requests.size());
     CKPT_RETURN_IF_ERROR(inner_->digest(requests, values.data()));
     due_.push_back({last_ + 1, std::move(values), sums});
@@ -59,6 +63,7 @@ class LateSums final : public CopyStream {
   };
   const std::unique_ptr<CopyStream> inner_;
   std::size_t& most_due_;
+  const std::set<const std::byte*>& far_;
   std::deque<Due> due_;
   Ticket last_ = 0;
 };
@@ -79,14 +84,17 @@ class DeviceOfPins final : public Device {
   }
   Result<std::unique_ptr<CopyStream>> make_stream() override {
     CKPT_ASSIGN_OR_RETURN(auto stream, inner_->make_stream());
-    return std::unique_ptr<CopyStream>(std::make_unique<LateSums>(std::move(stream), most_due));
+    return std::unique_ptr<CopyStream>(
+        std::make_unique<LateSums>(std::move(stream), most_due, far));
   }
   Result<std::unique_ptr<PinnedRange>> pin(std::byte* data, std::uint64_t bytes) override {
     if (refuses) return resource_exhausted("locked memory");
     return inner_->pin(data, bytes);
   }
+  bool digests(const std::byte* data) const override { return !far.contains(data); }
   bool refuses = false;
-  std::size_t most_due = 0;  ///< digests that a stream of it had queued at once
+  std::set<const std::byte*> far;  ///< what it can copy only
+  std::size_t most_due = 0;        ///< digests that a stream of it had queued at once
 
  private:
   const std::shared_ptr<Device> inner_ = make_host_device();
@@ -227,6 +235,17 @@ TEST_F(LoadTest, DeviceMemoryArrivesWithItsDigestsInPinnedPieces) {
     }
   }
   EXPECT_LT(device.most_due, tensors_.size());
+}
+
+TEST_F(LoadTest, MemoryThatTheDeviceOnlyCopiesIsDigestedWhereItArrives) {
+  DeviceOfPins device;
+  for (std::size_t i = 0; i < pointers_.size(); i += 2) {
+    if (!data_[i].empty()) device.far.insert(pointers_[i]);
+  }
+  const auto pool = *HostPool::create(pool_bytes_, {.piece_bytes = 2 * kMiB});
+  const auto sums = load_device(*pool, tensors_, pointers_, device, options(4));
+  ASSERT_TRUE(sums.is_ok()) << sums.status().to_string();
+  expect_loaded(*pool, *sums);
 }
 
 TEST_F(LoadTest, DeviceMemoryLeavesWhatLiesBesideIt) {

@@ -52,7 +52,11 @@ class Rank:
         self.worker = Worker(options.peer_fd)
         self.worker.ask("ping first")
         torch.cuda.set_device(self.rank % options.gpus)
-        tensors, self.total = weights.layout(options.gib, options.shrink, options.experts)
+        self.store = torch.distributed.TCPStore("127.0.0.1", options.barrier_port, self.count, is_master=self.rank == 0)
+        self.barriers = 0
+
+    def make_weights(self, tensors, total):
+        self.total = total
         self.buffer = weights.words(tensors)
         self.named, loads = {}, [0] * self.count
         for i, (name, shape) in enumerate(tensors):
@@ -60,8 +64,6 @@ class Rank:
             loads[owner] += weights.bytes_of(shape)
             if owner == self.rank:
                 self.named[name] = weights.expected(self.buffer, i, shape)
-        self.store = torch.distributed.TCPStore("127.0.0.1", options.barrier_port, self.count, is_master=self.rank == 0)
-        self.barriers = 0
 
     def barrier(self):
         self.barriers += 1
@@ -88,9 +90,23 @@ class Rank:
         return {"seconds": seconds, "cpu_seconds": processor, "worker_cpu_seconds": float(answers[0][2])}
 
     def run(self):
+        """The figures of each checkpoint, one after the other."""
         from checkpoint_engine.ps import ParameterServer
 
         self.server = ParameterServer(auto_pg=True)
+        options = self.options
+        if not options.equal_tensors:
+            self.make_weights(*weights.layout(options.gib, options.shrink, options.experts))
+            return [self.measure()]
+        results = []
+        for count, size in (map(int, spec.split("x")) for spec in options.equal_tensors):
+            self.worker.ask(f"tensors {count} {size}")
+            self.make_weights(*weights.layout(0, 1, False, count, size))
+            results.append(self.measure())
+            self.server.unregister_checkpoint("bench")
+        return results
+
+    def measure(self):
         register = lambda: self.server.register_checkpoint("bench", named_tensors=self.named)  # noqa: E731
         result = {"register_first_seconds": self.timed(register)}
         result["unregister_seconds"] = self.timed(lambda: self.server.unregister_checkpoint("bench"))
@@ -121,6 +137,7 @@ class Rank:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--gib", type=float, required=True)
+    parser.add_argument("--equal-tensors", nargs="*", help="COUNTxBYTES: these checkpoints instead, one after the other")
     parser.add_argument("--experts", type=int, default=0)
     for name in ("shrink", "ranks", "gpus", "rank", "updates", "peer-fd", "result-fd", "barrier-port"):
         parser.add_argument(f"--{name}", type=int, required=True)

@@ -4,6 +4,7 @@ or compare_reference.py, over the socket --peer-fd in lines of text:
   ping NONCE            -> pong NONCE
   poison                -> ok              overwrites all parameters
   compare               -> ok              every byte is what was registered, else "error ..."
+  tensors COUNT BYTES   -> ok              other parameters: so many equal tensors
   update ADDRESS MODE   -> ok SECONDS LOADING PROCESSOR RELEASE, all in seconds
 RELEASE is what the package's own release takes without an update (garbage collection, emptying of caches), measured at
 `poison`."""
@@ -38,14 +39,20 @@ class Worker:
         if self.on_gpu:
             torch.cuda.set_device(self.index)
         self.module = torch.cuda if self.on_gpu else serve_host_memory()
-        self.tensors, _ = weights.layout(options.gib, options.shrink, options.experts)
-        self.expected = weights.words(self.tensors, self.device)
-        self.parameters = {name: torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-                           for name, shape in self.tensors}
+        self.make_parameters(weights.layout(options.gib, options.shrink, options.experts, options.tensors,
+                                            options.tensor_bytes)[0])
         self.context = zmq.Context()
         self.release_seconds = 0.0
         self.module.empty_cache()
         self.module.synchronize()
+
+    def make_parameters(self, tensors):
+        self.tensors = tensors
+        self.expected = weights.words(tensors, self.device)
+        self.parameters = {name: torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+                           for name, shape in tensors}
+        self.module.synchronize()
+        return "ok"
 
     def release(self):
         begin = time.perf_counter()
@@ -95,6 +102,8 @@ def main():
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--experts", type=int, default=0)
+    parser.add_argument("--tensors", type=int, default=0)
+    parser.add_argument("--tensor-bytes", type=int, default=0)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--isolate", type=int, default=0)
@@ -115,6 +124,8 @@ def main():
                 answer = f"pong {arguments[0]}"
             elif command == "update":
                 answer = worker.update(arguments[0])
+            elif command == "tensors":
+                answer = worker.make_parameters(weights.layout(0, 1, False, *map(int, arguments))[0])
             else:
                 answer = getattr(worker, command)()
         except Exception as error:  # an update that failed leaves a worker that serves the next

@@ -5,8 +5,10 @@ import torch
 SHIFT = 4096 + 64  # bytes from the beginning of a tensor to that of the next
 
 
-def layout(gib, shrink=1, experts=False):
-    """[(name, shape)] of embeddings and as many layers as are needed; and their bytes."""
+def layout(gib, shrink=1, experts=False, tensors=0, tensor_bytes=0):
+    """[(name, shape)] of embeddings and as many layers as are needed, or of `tensors` equal ones; and their bytes."""
+    if tensors:
+        return [(f"model.layers.{i}.weight", (tensor_bytes // 2,)) for i in range(tensors)], tensors * tensor_bytes
     tensors = [("model.embed_tokens.weight", (151936 // shrink, 4096 // shrink))]
     total, layer = bytes_of(tensors[0][1]), 0
     while total < int(gib * 2**30):

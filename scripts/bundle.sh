@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a folder that runs on machines without any of our packages (Ubuntu 24.04 or newer): the program, the device test and
-# the GPU benchmark, with the shared libraries that they need. It may be copied anywhere. GPUs need a driver that knows the
+# Makes a folder that runs on machines without any of our packages (Ubuntu 24.04 or newer): the program, the tests of devices and
+# collectives, and the GPU benchmark, with the shared libraries that they need. It may be copied anywhere. GPUs need a driver that knows the
 # CUDA version of the build (580 or newer for CUDA 13, 525 or newer for CUDA 12); without GPUs no driver is needed.
 #   usage: scripts/bundle.sh [--without-cuda] [--python PYTHON] [FOLDER]        default: build/bundle
 # With --python the Python package for that version of Python is in FOLDER/python: PYTHONPATH=FOLDER/python is all that it needs.
@@ -24,7 +24,7 @@ if [ -n "$python" ]; then
   build=build/release-bundle-$("$python" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
   with_python=(-DCKPT_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$python" -DCMAKE_MODULE_LINKER_FLAGS=-Wl,--disable-new-dtags)
 fi
-programs=(checkpoint-engine ckpt_device_test gpu_update)
+programs=(checkpoint-engine ckpt_device_test ckpt_collective_test ckpt_spread_processes_test gpu_update)
 limit_mib=64
 # What every such machine has, and in a newer version than the one that we were linked to.
 system='linux-vdso|ld-linux|libc|libm|libpthread|libdl|librt|libresolv|libgcc_s|libstdc\+\+'
@@ -60,7 +60,7 @@ cp -r bench/compare_reference.py bench/multi_gpu.py bench/compare "$out/bench/"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 
 needed() { ldd "$@" | awk '$2 == "=>" {print $3}' | sort -u | grep -vE "/($system)[.-]" || true; }
-for library in $(needed "$build"/bin/{checkpoint-engine,ckpt_device_test,gpu_update} "${extensions[@]}"); do
+for library in $(needed "${programs[@]/#/$build/bin/}" "${extensions[@]}"); do
   install -m 644 "$(readlink -f "$library")" "$out/lib/$(basename "$library")"
 done
 # UCX opens its modules by itself, in the folder ucx beside libucs. What they need of RDMA comes with the machine's drivers.

@@ -74,6 +74,11 @@ Topology even_job(int hosts, int ranks_per_host, int tensors = 12) {
 
 class SpreadContract : public ::testing::TestWithParam<SpreadBackend> {
  protected:
+  void SetUp() override {
+    if (!GetParam().check) return;
+    const Status viable = GetParam().check();
+    if (!viable.is_ok()) GTEST_SKIP() << viable.to_string();
+  }
   void expect_delivered(SpreadJob& job, const PassOptions& options = {}) {
     const PassOutcome outcome = job.run(options);
     ASSERT_TRUE(outcome.cause.is_ok()) << outcome.text();

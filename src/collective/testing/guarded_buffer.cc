@@ -10,7 +10,7 @@
 namespace ckpt::testing {
 namespace {
 
-constexpr std::uint64_t kGuardBytes = 512;
+constexpr std::uint64_t kGuardBytes = GuardedBuffer::kOffset;
 constexpr std::byte kFresh{0xEE}, kGuard{0xA5}, kCanary{0x5A};
 
 }  // namespace

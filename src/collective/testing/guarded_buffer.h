@@ -14,7 +14,12 @@ class GuardedBuffer {
  public:
   GuardedBuffer(Device& device, std::uint64_t bytes);
 
+  /// Where data() begins in what another process opens.
+  static constexpr std::uint64_t kOffset = 512;
+
   std::byte* data() const;
+  BufferHandle handle() const { return buffer_->handle(); }
+  void close_to_others() { buffer_->close_to_others(); }
   std::uint64_t bytes() const { return bytes_; }
   bool guards_hold();
   /// From now on nobody may write to the buffer either.

@@ -1,9 +1,13 @@
 #include "collective/testing/spread_backend.h"
 
+#include <cstring>
+
 #include "base/strings.h"
+#include "collective/nccl/kept_communicator.h"
 #include "collective/nccl/nccl_spread.h"
 #include "collective/testing/fake_nccl.h"
 #include "collective/testing/must.h"
+#include "device/cuda/driver.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace ckpt::testing {
@@ -107,7 +111,79 @@ Result<Spreads> chain_and_peer(RankPass& pass) {
   return spreads;
 }
 
+/// On one host: pulls alone.
+Result<Spreads> peer_alone(RankPass& pass) {
+  Spreads spreads;
+  for (const auto& [source, staging] : pass.stagings) {
+    CKPT_RETURN_IF_ERROR(add_pull(pass, source, staging, spreads));
+  }
+  return spreads;
+}
+
+/// On one host: group calls of the real NCCL.
+Result<Spreads> nccl_alone(RankPass& pass) {
+  NcclUniqueId id{};
+  if (pass.key.size() != sizeof(id.bytes)) return internal_error("a rank has made no key");
+  std::memcpy(id.bytes, pass.key.data(), pass.key.size());
+  CKPT_ASSIGN_OR_RETURN(auto nccl, load_nccl());
+  // Asking makes the GPU current on this thread.
+  CKPT_RETURN_IF_ERROR(pass.device.memory().status());
+  AbortSignal never;
+  CKPT_ASSIGN_OR_RETURN(auto communicator,
+                        NcclCommunicator::create(std::move(nccl), id, pass.layout.spread_ranks(),
+                                                 pass.rank, Deadline::after_seconds(60), never));
+  CKPT_ASSIGN_OR_RETURN(auto stream, pass.device.make_stream());
+  Spreads spreads;
+  spreads.push_back(
+      std::make_unique<NcclForAPass>(pass, std::move(communicator), std::move(stream)));
+  return spreads;
+}
+
+/// One device for each GPU and process: ranks that share a GPU are many, and a test makes many.
+std::shared_ptr<Device> gpu(int ordinal) {
+  static auto* const devices = new std::map<int, std::shared_ptr<Device>>;
+  std::shared_ptr<Device>& device = (*devices)[ordinal];
+  if (!device) device = must(make_cuda_device(ordinal));
+  return device;
+}
+
+std::shared_ptr<Device> first_gpu(int) { return gpu(0); }
+std::shared_ptr<Device> own_gpu(int rank) { return gpu(rank % cuda_device_count()); }
+
+Status needs_gpus(int count) {
+  CKPT_ASSIGN_OR_RETURN(const int found, find_gpus());
+  if (found >= count) return Status();
+  return unavailable(concat("needs ", count, " GPUs, and there are ", found));
+}
+
 }  // namespace
+
+std::vector<SpreadBackend> process_backends() {
+  const auto on_host = [](int) { return make_host_device(); };
+  const auto one = [] { return needs_gpus(1); };
+  const auto two = [] { return needs_gpus(2); };
+  SpreadBackend host{"peer_host", RingSharing::kPerRank, on_host, {}, {}, peer_alone, false};
+  SpreadBackend shared{
+      "peer_cuda_one_gpu", RingSharing::kPerRank, first_gpu, {}, {}, peer_alone, false};
+  shared.in_host_memory = false;
+  shared.check = one;
+  SpreadBackend apart = shared;
+  apart.name = "peer_cuda_gpu_each";
+  apart.make_device = own_gpu;
+  apart.check = two;
+  SpreadBackend nccl = apart;
+  nccl.name = "nccl_cuda";
+  nccl.make_spreads = nccl_alone;
+  nccl.check = [two]() -> Status {
+    CKPT_RETURN_IF_ERROR(two());
+    return load_nccl().status();
+  };
+  nccl.make_key = []() -> Result<std::vector<std::byte>> {
+    CKPT_ASSIGN_OR_RETURN(auto api, load_nccl());
+    return KeptCommunicator(std::move(api), false).make_key();
+  };
+  return {host, shared, apart, nccl};
+}
 
 std::vector<SpreadBackend> spread_backends() {
   const auto on_host = [](int) { return make_host_device(); };
@@ -116,12 +192,16 @@ std::vector<SpreadBackend> spread_backends() {
   };
   const auto die = [](FakeNetwork& network, Transport& transport) { network.die(transport); };
   const auto close = [](FakeNetwork&, Transport& transport) { transport.close(); };
+  SpreadBackend cuda{"peer_cuda", RingSharing::kPerRank, own_gpu, fake, die, chain_and_peer, false};
+  cuda.in_host_memory = false;
+  cuda.check = [] { return needs_gpus(1); };
   return {{"chain_callback", RingSharing::kPerHost, on_host, fake, die, chain_alone, true},
           {"chain_ucx", RingSharing::kPerHost, on_host, make_ucx, close, chain_alone, false},
           {"peer_callback", RingSharing::kPerRank, on_host, fake, die, chain_and_peer, true},
           {"nccl_fake", RingSharing::kPerRank, on_host, fake, die, chain_and_nccl, true},
           {"nccl_fake_over_hosts", RingSharing::kPerRank, on_host, fake, die, chain_and_nccl, false,
-           true}};
+           true},
+          cuda};
 }
 
 }  // namespace ckpt::testing

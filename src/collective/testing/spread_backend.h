@@ -38,6 +38,7 @@ struct RankPass {
   ChainSignals* signals;
   std::map<int, RemoteMemory> pools;  ///< of the owners that the rank reads
   std::map<int, RemoteMemory> rings;  ///< or stagings, of the stops before and behind the rank
+  std::vector<std::byte> key;         ///< what SpreadBackend::make_key gave to the first of all
 };
 
 using Spreads = std::vector<std::unique_ptr<Spread>>;
@@ -55,12 +56,21 @@ struct SpreadBackend {
   bool on_fake_network;  ///< the verbs of FakeNetwork reach it
   /// Spreads to recipients of all hosts at once, where every owner is one.
   bool spreads_over_hosts = false;
+  /// False: no transport and no processor reaches rings and the staging of owners.
+  bool in_host_memory = true;
+  /// Why it cannot be tried on this machine; may be empty. A process that has asked may not be
+  /// forked any more (CUDA).
+  std::function<Status()> check = {};
+  /// May be empty. Called by one rank in a pass.
+  std::function<Result<std::vector<std::byte>>()> make_key = {};
 };
 
 /// For the names of tests.
 inline void PrintTo(const SpreadBackend& backend, std::ostream* out) { *out << backend.name; }
 
-/// All that can be tried on this machine.
+/// Of ranks that are threads of one process.
 std::vector<SpreadBackend> spread_backends();
+/// Of ranks of one host that are a process each.
+std::vector<SpreadBackend> process_backends();
 
 }  // namespace ckpt::testing

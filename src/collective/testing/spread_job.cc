@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "base/host.h"
 #include "base/strings.h"
 #include "collective/testing/guarded_buffer.h"
 #include "collective/testing/must.h"
@@ -20,8 +21,21 @@ namespace {
 /// What the ranks of a host share in a pass.
 struct HostBoard {
   HostProgressLayout layout;
-  Progress progress;
+  std::optional<Progress> progress;  ///< none until it is opened
 };
+
+std::string encode(const BufferHandle& handle) {
+  return concat(static_cast<int>(handle.kind), ' ', handle.bytes, ' ', handle.shared_memory, ' ',
+                to_hex(handle.ipc), ' ', handle.device_uuid);
+}
+
+BufferHandle decode_handle(std::span<const std::string> words) {
+  return {.kind = static_cast<DeviceKind>(std::stoi(words[0])),
+          .bytes = std::stoull(words[1]),
+          .shared_memory = words[2],
+          .ipc = from_hex(words[3]),
+          .device_uuid = words[4]};
+}
 
 std::vector<int> hosts_of(const Topology& topology) {
   std::vector<int> hosts;
@@ -52,7 +66,8 @@ struct SpreadJob::Pass {
   std::map<int, std::unique_ptr<GuardedBuffer>> shared_rings;  // by host
   std::map<int, Memory> memories;                              // by recipient, as all below
   std::map<int, std::unique_ptr<MemoryRegion>> regions;
-  std::map<int, Published> published;  // by rank
+  std::map<int, Published> published;                   // by rank
+  std::map<int, std::unique_ptr<DeviceBuffer>> opened;  // staging of ranks elsewhere, by rank
   std::map<int, std::vector<std::unique_ptr<Peer>>> peers;
   std::map<int, std::unique_ptr<RankPass>> ranks;
   std::map<int, Spreads> spreads;
@@ -100,6 +115,14 @@ SpreadJob::SpreadJob(const SpreadBackend& backend, Topology topology,
       hosts_(hosts_of(topology)),
       topology_([&] {
         topology.options.sharing = backend.sharing;
+        if (!backend.in_host_memory) {
+          topology.options.receive_into_rings = false;
+          const bool crosses = std::ranges::any_of(topology.ranks, [&](const PlanRank& rank) {
+            return rank.host != topology.ranks[0].host;
+          });
+          // What comes from other hosts has nowhere else to go.
+          if (crosses && topology.options.staging_chunks == 0) topology.options.staging_chunks = 2;
+        }
         if (over_hosts_) {
           for (PlanRank& rank : topology.ranks) rank.host = 0;
         }
@@ -201,7 +224,8 @@ std::vector<int> SpreadJob::recipients_here() const {
 }
 
 std::string SpreadJob::Published::encode() const {
-  std::string text = concat(to_hex(pool), ' ', to_hex(ring), ' ', ring_region, ' ', ring_bytes);
+  std::string text = concat(board, ' ', to_hex(key), ' ', testing::encode(staging), ' ',
+                            to_hex(pool), ' ', to_hex(ring), ' ', ring_region, ' ', ring_bytes);
   for (const RemoteMemory::Piece& piece : pool_pieces)
     text += concat(' ', piece.offset, ' ', piece.bytes, ' ', piece.region);
   return text;
@@ -210,8 +234,16 @@ std::string SpreadJob::Published::encode() const {
 SpreadJob::Published SpreadJob::Published::decode(const std::string& text) {
   const std::vector<std::string> words = split(text, ' ');
   const auto number = [&](std::size_t i) { return std::uint64_t{std::stoull(words.at(i))}; };
-  Published decoded{from_hex(words.at(0)), from_hex(words.at(1)), {}, number(2), number(3)};
-  for (std::size_t i = 4; i + 2 < words.size(); i += 3)
+  constexpr std::size_t kHandleWords = 5, kPool = 2 + kHandleWords;
+  Published decoded{words.at(0),
+                    from_hex(words.at(1)),
+                    decode_handle(std::span(words).subspan(2, kHandleWords)),
+                    from_hex(words.at(kPool)),
+                    from_hex(words.at(kPool + 1)),
+                    {},
+                    number(kPool + 2),
+                    number(kPool + 3)};
+  for (std::size_t i = kPool + 4; i + 2 < words.size(); i += 3)
     decoded.pool_pieces.push_back({number(i), number(i + 1), number(i + 2)});
   return decoded;
 }
@@ -220,6 +252,13 @@ Status SpreadJob::publish(Pass& pass) {
   for (int rank = 0; rank < static_cast<int>(owners_.size()); ++rank) {
     if (!is_here(rank)) continue;
     Published& mine = pass.published[rank];
+    if (backend_.make_key && rank == recipients_.front()) {
+      CKPT_ASSIGN_OR_RETURN(mine.key, backend_.make_key());
+    }
+    if (const auto memory = pass.memories.find(rank); memory != pass.memories.end()) {
+      const auto& [ring, own_ring, fill, receive] = memory->second;
+      mine.staging = (fill ? *fill : *ring).handle();
+    }
     mine.pool = owner(rank).descriptor;
     mine.pool_pieces = owner(rank).pieces;
     const auto region = pass.regions.find(rank);
@@ -239,18 +278,57 @@ void SpreadJob::meet_others() {
   if (own_process_) own_process_->meet("");
 }
 
+// With ranks elsewhere, the first of a host makes the board for all of it.
+Status SpreadJob::make_boards(Pass& pass) {
+  std::map<int, std::vector<int>> locals;
+  for (const int rank : recipients_here()) locals[host_of(rank)];
+  for (const int rank : recipients_) {
+    const auto local = locals.find(host_of(rank));
+    if (local != locals.end()) local->second.push_back(rank);
+  }
+  for (const auto& [host, local] : locals) {
+    HostBoard board{HostProgressLayout(local, links_of(schedule(local.front())),
+                                       over_hosts_ ? recipients_ : std::vector<int>()),
+                    std::nullopt};
+    if (!own_process_ || local.size() == 1) {
+      CKPT_ASSIGN_OR_RETURN(board.progress, Progress::create_private(board.layout.slots()));
+    } else if (is_here(local.front())) {
+      std::string& name = pass.published[local.front()].board;
+      name = concat("ckpt-spread-test-", random_id());
+      CKPT_ASSIGN_OR_RETURN(board.progress, Progress::create_shared(name, board.layout.slots()));
+    }
+    pass.boards.emplace(host, std::move(board));
+  }
+  return Status();
+}
+
+Status SpreadJob::open_board(Pass& pass) {
+  for (auto& [host, board] : pass.boards) {
+    if (board.progress) continue;
+    const std::string& name = pass.published.at(board.layout.local_ranks().front()).board;
+    CKPT_ASSIGN_OR_RETURN(board.progress, Progress::open_shared(name, board.layout.slots()));
+  }
+  return Status();
+}
+
+Status SpreadJob::open_stagings(Pass& pass) {
+  for (const int here : recipients_here()) {
+    for (const auto& [rank, kind] : pulled_streams(schedule(here))) {
+      if (is_here(rank) || pass.opened.contains(rank)) continue;
+      CKPT_ASSIGN_OR_RETURN(pass.opened[rank],
+                            owner(here).device->open(pass.published.at(rank).staging));
+    }
+  }
+  return Status();
+}
+
 Status SpreadJob::prepare(Pass& pass) {
   const std::vector<int> here = recipients_here();
-  std::map<int, std::vector<int>> locals;
-  for (const int rank : here) locals[host_of(rank)].push_back(rank);
-  for (const auto& [host, local] : locals) {
-    HostProgressLayout layout(local, links_of(schedule(local.front())),
-                              over_hosts_ ? recipients_ : std::vector<int>());
-    CKPT_ASSIGN_OR_RETURN(Progress progress, Progress::create_private(layout.slots()));
-    pass.boards.emplace(host, HostBoard{std::move(layout), std::move(progress)});
-  }
+  CKPT_RETURN_IF_ERROR(make_boards(pass));
   for (const int rank : here) CKPT_RETURN_IF_ERROR(allocate(pass, rank));
   CKPT_RETURN_IF_ERROR(publish(pass));
+  CKPT_RETURN_IF_ERROR(open_board(pass));
+  CKPT_RETURN_IF_ERROR(open_stagings(pass));
   for (const int rank : here) {
     auto& made = pass.ranks[rank];
     made = make_rank(pass, rank);
@@ -259,22 +337,29 @@ Status SpreadJob::prepare(Pass& pass) {
     pass.aborts[rank];
   }
   meet_others();  // everybody hears signals before anybody's first chunk is done
+  if (!own_process_) return Status();
+  // Everybody has opened everything: who is killed from now on leaves no name behind.
+  for (GuardedBuffer* buffer : pass.buffers()) buffer->close_to_others();
+  for (auto& [host, board] : pass.boards) board.progress->close_to_others();
   return Status();
 }
 
 Status SpreadJob::allocate(Pass& pass, int rank) {
   const Owner& owner = this->owner(rank);
   const PlanOptions& sizes = plan_.options;
-  const auto buffer_of = [&](std::uint64_t bytes) {
-    return bytes == 0 ? nullptr : std::make_unique<GuardedBuffer>(*owner.device, bytes);
+  const auto buffer_of = [&](std::uint64_t bytes, Device* device = nullptr) {
+    return bytes == 0 ? nullptr
+                      : std::make_unique<GuardedBuffer>(device ? *device : *owner.device, bytes);
   };
   Pass::Memory& memory = pass.memories[rank];
   auto& ring = per_rank() ? memory.own_ring : pass.shared_rings[host_of(rank)];
   if (!ring) ring = buffer_of(sizes.ring_bytes);
   memory.ring = ring.get();
   memory.fill_staging = buffer_of(schedule(rank).fill_slots * sizes.chunk_bytes);
-  memory.receive_staging = buffer_of(schedule(rank).receive_slots * sizes.cross_chunk_bytes);
-  if (!owner.transport) return Status();
+  // Whatever the device, the transport reaches it.
+  memory.receive_staging =
+      buffer_of(schedule(rank).receive_slots * sizes.cross_chunk_bytes, host_.get());
+  if (!owner.transport || (!memory.receive_staging && !backend_.in_host_memory)) return Status();
   const GuardedBuffer& read = memory.receive_staging ? *memory.receive_staging : *memory.ring;
   CKPT_ASSIGN_OR_RETURN(pass.regions[rank],
                         owner.transport->register_memory(read.data(), read.bytes()));
@@ -299,8 +384,14 @@ std::unique_ptr<RankPass> SpreadJob::make_rank(Pass& pass, int rank) {
   }
   std::map<StreamKey, Staging> stagings;
   for (const StreamKey& key : pulled_streams(own)) {
-    const Pass::Memory& source = pass.memories[key.first];
     const bool from_network = key.second == StreamKind::kReceive;
+    if (const auto opened = pass.opened.find(key.first); opened != pass.opened.end()) {
+      const std::byte* data = opened->second->data() + GuardedBuffer::kOffset;
+      const std::uint64_t slots = schedule(key.first).fill_slots;
+      stagings[key] = Staging{data, slots > 0 ? sizes.chunk_bytes : 0, slots};
+      continue;
+    }
+    const Pass::Memory& source = pass.memories[key.first];
     const auto& staging = from_network ? source.receive_staging : source.fill_staging;
     const std::uint64_t slot = from_network ? sizes.cross_chunk_bytes : sizes.chunk_bytes;
     stagings[key] = staging ? Staging{staging->data(), slot, staging->bytes() / slot}
@@ -313,10 +404,10 @@ std::unique_ptr<RankPass> SpreadJob::make_rank(Pass& pass, int rank) {
       .device = *owner.device,
       .plan = plan_,
       .schedule = own,
-      .progress = board.progress,
+      .progress = *board.progress,
       .layout = board.layout,
-      .space = RingCredits(plan_, own, board.layout, board.progress, std::move(readers)),
-      .pulled = PullProgress(own, board.progress, board.layout, rank),
+      .space = RingCredits(plan_, own, board.layout, *board.progress, std::move(readers)),
+      .pulled = PullProgress(own, *board.progress, board.layout, rank),
       .ring = memory.ring->data(),
       .fill_staging = memory.fill_staging ? memory.fill_staging->data() : nullptr,
       .received = std::move(received),
@@ -324,7 +415,8 @@ std::unique_ptr<RankPass> SpreadJob::make_rank(Pass& pass, int rank) {
       .transport = owner.transport.get(),
       .signals = owner.signals.get(),
       .pools = {},
-      .rings = {}});
+      .rings = {},
+      .key = pass.published.at(recipients_.front()).key});
 }
 
 Status SpreadJob::connect(Pass& pass, RankPass& rank) {
@@ -364,6 +456,8 @@ PassOutcome SpreadJob::run(const PassOptions& options) {
   outcome.cause = prepare(pass);
   if (!outcome.cause.is_ok()) return outcome;
   run_lanes(pass, options, outcome);
+  pass.spreads.clear();
+  pass.opened.clear();
   meet_others();  // nobody reads here any more
   outcome.stray_write = pass.watch(options.watch);
   return outcome;

@@ -56,7 +56,7 @@ struct PassOutcome {
   std::string text() const;
 };
 
-/// A job of which one rank is here, alone on its host; the others make the same job elsewhere.
+/// A job of which one rank is here; the others make the same job elsewhere, on this host.
 struct OwnProcess {
   int rank;
   /// Returns when all ranks that live have called it, with what each of them gave, by rank.
@@ -106,6 +106,9 @@ class SpreadJob {
 
   /// What a rank tells those who read from it in a pass.
   struct Published {
+    std::string board;                  ///< name of the progress board that it has made; or empty
+    std::vector<std::byte> key;         ///< of SpreadBackend::make_key; or empty
+    BufferHandle staging;               ///< what ranks of its host pull from
     std::vector<std::byte> pool, ring;  ///< descriptors
     std::vector<RemoteMemory::Piece> pool_pieces;
     std::uint64_t ring_region = 0, ring_bytes = 0;
@@ -116,6 +119,9 @@ class SpreadJob {
 
   bool is_here(int rank) const { return !own_process_ || own_process_->rank == rank; }
   std::vector<int> recipients_here() const;
+  Status make_boards(Pass& pass);
+  Status open_board(Pass& pass);
+  Status open_stagings(Pass& pass);
   Status publish(Pass& pass);
   /// A barrier with those elsewhere.
   void meet_others();
@@ -136,6 +142,7 @@ class SpreadJob {
   const std::vector<int> hosts_;  // by rank
   const Topology topology_;
   const std::optional<OwnProcess> own_process_;
+  const std::shared_ptr<Device> host_ = make_host_device();
   FakeNetwork network_;
   Plan plan_;
   std::vector<Schedule> schedules_;  // by rank

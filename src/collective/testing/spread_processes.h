@@ -1,5 +1,5 @@
-// A SpreadJob of which each rank is a process, alone on its host, so that ranks can be killed and
-// stopped for real in the middle of a pass.
+// A SpreadJob of which each rank is a process, so that ranks can be killed and stopped for real in
+// the middle of a pass.
 #pragma once
 
 #include <sys/types.h>

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Tests and measures the bundle on a machine with GPUs; a table comes last. Every step has its own time limit.
 #   usage: gpu_check.sh [STEP...]
-#   on one GPU:   device ceilings small one many large (the default), flat (twenty updates each way), chain (ranks that act as
-#                 hosts), overlap, from-device, compare, sizes (chunk x bucket x overlap), kept (--keep-buffers), nccl-alone
+#   on one GPU:   device ceilings small one many large (the default), flat (twenty updates each way), contract (the collectives' tests), chain
+#                 (through host memory), overlap, from-device, compare, compare-small, sizes (chunk x bucket x overlap), kept (--keep-buffers), nccl-alone
 #                 (what a communicator of one rank takes), multi (multi_gpu.py, several ranks on one GPU)
 #   on two:       two, nccl, kill, compare-two
 #   compare needs torch and the package checkpoint-engine 0.4.2 with what it imports; nccl needs libnccl.so.2 (torch brings it)
@@ -44,6 +44,9 @@ steps=("$@")
 for s in "${steps[@]}"; do
   case $s in
     device) step device 120 "$here/bin/ckpt_device_test" ;;
+    contract) # spreading as the tests have it, on GPUs: threads, processes over CUDA IPC, and NCCL where there are two
+      step contract 240 "$here/bin/ckpt_collective_test" --gtest_filter='*cuda*'
+      step contract-processes 120 "$here/bin/ckpt_spread_processes_test" ;;
     ceilings)
       step ceilings 90 "$here/bin/checkpoint-engine" bench ;;
     small) update small 120 --gib 1.5 --updates 3 --files /tmp ;;
@@ -55,9 +58,11 @@ for s in "${steps[@]}"; do
     flat) # twenty updates each way: the device memory that is kept must not grow
       update flat-two-ranks 150 --gib 8 --ranks 2 --updates 20
       update flat-four-ranks 150 --gib 8 --ranks 4 --updates 20 ;;
-    chain) # weights of other hosts come over the transport, through pinned host memory; twenty updates
+    chain) # over the transport, through pinned host memory, twenty updates: ranks that act as hosts, and --collective chain
       update chain-two-ranks 150 --gib 1.5 --ranks 2 --hosts 2 --updates 10
-      update chain-four-ranks 200 --gib 1.5 --ranks 4 --hosts 4 --updates 10 ;;
+      update chain-four-ranks 200 --gib 1.5 --ranks 4 --hosts 4 --updates 10
+      update chain-chosen-two-ranks 150 --gib 1.5 --ranks 2 --collective chain --updates 20
+      update chain-chosen-four-ranks 200 --gib 1.5 --ranks 4 --collective chain --updates 20 ;;
     overlap)
       for overlap in on off; do for chunk in 8MiB 32MiB 64MiB; do
         update "overlap-$overlap-chunk-$chunk" 60 --gib 8 --overlap "$overlap" --chunk "$chunk"
@@ -80,6 +85,9 @@ for s in "${steps[@]}"; do
     multi) step multi 200 python3 "$here/bench/multi_gpu.py" --ranks 2 --gib 8 --seconds 190 --out "$out/multi" ;;
     from-device) update from-device 60 --gib 8 --from-device 1 --updates 1 ;;
     compare) step compare 290 python3 "$here/bench/compare_reference.py" --gib 8 32 --json "$out/compare.jsonl" ;;
+    compare-small) # never slower, from one tensor of 1 KiB up
+      step compare-small 150 python3 "$here/bench/compare_reference.py" --tensors 1x1KiB 1x1MiB 16x4MiB 32x16MiB 128x16MiB \
+        --updates 3 --json "$out/compare-small.jsonl" ;;
     compare-two) step compare-two 400 python3 "$here/bench/compare_reference.py" --gpus 2 --gib 16 64 --json "$out/compare.jsonl" ;;
     nccl)
       update nccl-17GB 90 --gib 16 --ranks 2 --gpus 2 --collective nccl
@@ -104,23 +112,42 @@ done
 
 echo
 echo "== results"
-[ -s "$results" ] && python3 - "$results" <<'PYTHON'
+[ ! -s "$results" ] || python3 - "$results" <<'PYTHON'
 import json, sys
-print(f"{'GB':>7} {'ranks':>5} {'GPUs':>4} {'H2D':>6} {'regist.':>8} {'again':>6} {'files':>6} {'first':>7} {'verified':>8} {'%':>5} {'unverif.':>8} {'%':>5} {'over ms':>7} {'bucket ms':>9} {'GiB':>5}")
+missed = []
+def limit(what, value, most, unit):
+    if value > most: missed.append(f"{what}: {value:.3f} {unit}, at most {most:.3f} wanted")
+def check(r):
+    """The targets that a run can miss with every byte right."""
+    name = f"{r['total_bytes'] / 1e9:.2f} GB, {r['ranks']} ranks, {r['gpus']} GPUs, {r['collective']}"
+    limit(f"{name}: made by later updates", r["streams_made_later"], 0, "streams and tables")
+    if r["collective"] == "nccl": return
+    if not r["keep_buffers"]: limit(f"{name}: kept after all updates", r["kept_device_bytes"] / 2**30, 0.05, "GiB")
+    if r["collective"] == "chain" or r["hosts"] > 1 or r["ranks"] > r["gpus"] or r["worker"] != "native": return
+    if r["ring"] == "0" and r["chunk"] == "32MiB": limit(f"{name}: device memory", r["extra_device_bytes"] / 2**30, 1.5, "GiB")
+    if r["overlap"] != "off": limit(f"{name}: later updates", r["verified_seconds"], r["total_bytes"] / r["upload_gb_per_s"] / 1e9 * 1.05 + 0.04, "s")
 for line in open(sys.argv[1]):
     r = json.loads(line)
     if "killed_rank" in r:
         for told in r["told"]:
             print(f"rank {r['killed_rank']} killed ({r['collective']}): rank {told['rank']} had the cause after {told['seconds']:.3f} s")
+            limit(f"rank {r['killed_rank']} killed ({r['collective']})", told["seconds"], 1, "s")
+        check(r["afterwards"])
         continue
+    check(r)
     gb = r["total_bytes"] / 1e9; h2d = r["upload_gb_per_s"]
     rate = lambda s: gb / s if s else 0
     print(f"{gb:7.2f} {r['ranks']:5} {r['gpus']:4} {h2d:6.1f} {rate(r['register_first_seconds']):8.1f} {rate(r['register_seconds']):6.1f} "
           f"{rate(r['register_files_seconds']):6.1f} {r['first_seconds']:7.3f} {r['verified_seconds']:8.3f} {rate(r['verified_seconds'])/h2d*100:5.1f} "
           f"{r['unverified_seconds']:8.3f} {rate(r['unverified_seconds'])/h2d*100:5.1f} {(r['verified_seconds']-gb/h2d)*1e3:7.0f} "
           f"{r['first_bucket_seconds']*1e3:9.1f} {r['extra_device_bytes']/2**30:5.2f} {r['kept_device_bytes']/2**30:5.2f}  {r['collective']} overlap {r['overlap']} chunk {r['chunk']} bucket {r['bucket']}")
+    print(f"        streams, events and digest tables made: first update {r['streams_made_first']:.0f}, later ones {r['streams_made_later']:.0f}; "
+          f"context of a rank {r['context_bytes'] / 2**20:.0f} MiB")
     if r["register_device_seconds"]:
         print(f"        from device memory: first {rate(r['register_device_first_seconds']):.1f}, again {rate(r['register_device_seconds']):.1f} GB/s, "
               f"D2H {r['download_gb_per_s']:.1f}")
+for text in missed: print("missed:", text)
+sys.exit(1 if missed else 0)
 PYTHON
+[ $? = 0 ] || failed+=("targets")
 [ ${#failed[@]} = 0 ] || { echo "failed: ${failed[*]}"; exit 1; }

@@ -29,7 +29,7 @@ constexpr int kVictim = 1;
 /// Of a pass that nothing disturbs; not a wait.
 constexpr double kPatience = 60;
 /// Of one that a fault holds up.
-constexpr double kFaultSeconds = 8;
+constexpr double kFaultSeconds = 4;
 
 /// Each rank has tensors of its own, through a ring that is used several times.
 Topology job_of(std::uint64_t tensor_bytes, int staging_chunks) {

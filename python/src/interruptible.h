@@ -20,8 +20,15 @@ void wait_for(std::function<void()> work, const std::function<void()>& interrupt
 /// The same for work with an outcome, which is returned or raised.
 template <typename T>
 T interruptible(std::function<Result<T>()> work, const std::function<void()>& interrupt) {
-  const auto outcome = std::make_shared<std::optional<Result<T>>>();
-  wait_for([outcome, work = std::move(work)] { outcome->emplace(work()); }, interrupt);
+  auto outcome = std::make_shared<std::optional<Result<T>>>();
+  try {
+    wait_for([outcome, work = std::move(work)] { outcome->emplace(work()); }, interrupt);
+  } catch (...) {
+    // It may have come all the same, and its end may wait for threads that want the GIL.
+    const nb::gil_scoped_release without_gil;
+    outcome.reset();
+    throw;
+  }
   return value_or_raise(std::move(**outcome));
 }
 

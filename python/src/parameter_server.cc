@@ -23,6 +23,7 @@
 #include "interruptible.h"
 #include "parameter_server/field_metas_json.h"
 #include "parameter_server/metas_json.h"
+#include "parameter_server/parameter_server_impl.h"
 #include "report.h"
 #include "transfer_engine.h"
 
@@ -94,12 +95,13 @@ class Prepared {
 class Server {
  public:
   explicit Server(ParameterServerOptions options) {
+    const auto abort = std::make_shared<AbortSignal>();
     server_ = interruptible<SharedServer>(
-        [options = std::move(options)]() -> Result<SharedServer> {
-          CKPT_ASSIGN_OR_RETURN(auto server, ckpt::ParameterServer::create(options));
+        [options = std::move(options), abort]() -> Result<SharedServer> {
+          CKPT_ASSIGN_OR_RETURN(auto server, ParameterServerImpl::create(options, abort.get()));
           return SharedServer(std::move(server));
         },
-        {});
+        [abort] { abort->raise(interrupted()); });
   }
 
   ~Server() {

@@ -60,13 +60,15 @@ class Group {
     options.job = job;
     options.secret = secret;
     options.hub_is_rank_0 = true;
+    const auto abort = std::make_shared<AbortSignal>();
+    options.abort = abort.get();
     group_ = interruptible<std::shared_ptr<ProcessGroup>>(
-        [=]() -> Result<std::shared_ptr<ProcessGroup>> {
+        [=, abort_lives = abort]() -> Result<std::shared_ptr<ProcessGroup>> {
           CKPT_ASSIGN_OR_RETURN(
               auto joined, ProcessGroup::join(options, Deadline::after_seconds(timeout_seconds)));
           return std::shared_ptr<ProcessGroup>(std::move(joined));
         },
-        {});
+        interrupt(abort));
   }
   ~Group() {
     const nb::gil_scoped_release without_gil;

@@ -234,6 +234,9 @@ void add_serve(CLI::App& app, ServeCommand& o) {
                  "register files only below this folder; may be given more than once")
       ->delimiter(',');
   app.add_option("--api-key-file", o.api_key_file, "file with the API key of the engines");
+  app.add_option("--engine-endpoint", o.engine_endpoints,
+                 "an engine that is sent the API key (default: those on this machine)")
+      ->delimiter(',');
   app.add_option("--ready-file", o.ready_file, "written with the address once calls are taken");
   add_job(app, o);
   app.add_option("--timeout", o.timeout_seconds, "seconds for the other ranks to come to a gather")

@@ -1,6 +1,5 @@
 #include "cli/serve_command.h"
 
-#include <arpa/inet.h>
 #include <poll.h>
 
 #include <filesystem>
@@ -21,12 +20,6 @@ namespace {
 constexpr std::size_t kMaxBody = 256u << 20;
 /// Rank 0 runs the hub; a service that is told to stop stops.
 constexpr double kHubLinger = 2;
-
-bool is_loopback(const std::string& host) {
-  if (host == "localhost" || host == "::1") return true;
-  in_addr address{};
-  return ::inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
-}
 
 Result<std::vector<std::string>> canonical_folders(const std::vector<std::string>& paths) {
   std::vector<std::string> folders;
@@ -83,6 +76,9 @@ Result<Setup> read_setup(const ServeCommand& command) {
   setup.server.collective_timeout_seconds = command.timeout_seconds;
   CKPT_ASSIGN_OR_RETURN(setup.service.allowed_folders, canonical_folders(command.allow_paths));
   CKPT_ASSIGN_OR_RETURN(setup.service.engine_token, read_secret_file(command.api_key_file));
+  for (const std::string& engine : command.engine_endpoints) {
+    CKPT_ASSIGN_OR_RETURN(setup.service.engine_endpoints.emplace_back(), parse_endpoint(engine));
+  }
   return setup;
 }
 

@@ -16,6 +16,7 @@ struct ServeCommand : RankOptions {
   std::string token_file;
   std::vector<std::string> allow_paths;
   std::string api_key_file;
+  std::vector<std::string> engine_endpoints;
   std::string ready_file;  ///< written with the address once calls are taken
 
   double timeout_seconds = 600;  ///< for other ranks to come to a gather

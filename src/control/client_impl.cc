@@ -28,9 +28,17 @@ ControlClient::Impl::Impl(JoinOptions options) : options_(completed(std::move(op
 
 ControlClient::Impl::~Impl() { leave(); }
 
-Status ControlClient::Impl::join(const HostPort& hub, Deadline::Clock::duration patience) {
+Status ControlClient::Impl::join(const HostPort& hub, Deadline::Clock::duration patience,
+                                 AbortSignal& abort) {
   patience_ = std::chrono::floor<std::chrono::milliseconds>(patience);
   io_ = std::thread([this, hub] { run(hub); });
+  const int key = abort.subscribe([this](const Status& cause) { close_with(cause); });
+  const Status joined = wait_until_joined(patience);
+  abort.unsubscribe(key);
+  return joined;
+}
+
+Status ControlClient::Impl::wait_until_joined(Deadline::Clock::duration patience) {
   std::unique_lock lock(mutex_);
   const bool answered = stage_changed_.wait_until(lock, Deadline::after(patience).when(),
                                                   [this] { return stage_ != Stage::kConnecting; });

@@ -31,8 +31,8 @@ class ControlClient::Impl {
   Impl& operator=(const Impl&) = delete;
 
   const JoinOptions& options() const { return options_; }
-  /// Connects to `hub`, a literal, and waits until the job is complete.
-  Status join(const HostPort& hub, Deadline::Clock::duration patience);
+  /// Connects to `hub`, a literal, and waits until the job is complete or `abort` is raised.
+  Status join(const HostPort& hub, Deadline::Clock::duration patience, AbortSignal& abort);
   Status state() const;
   void leave();
 
@@ -88,6 +88,7 @@ class ControlClient::Impl {
   TimePoint next_wake(TimePoint now) const;
   void flush();
   void follow_connections();
+  Status wait_until_joined(Deadline::Clock::duration patience);
   void send_join();
   void receive(control::Socket& socket, TimePoint now);
   void handle(control::Envelope envelope);

@@ -33,10 +33,13 @@ auto key_request(std::string_view key) {
 
 Result<std::unique_ptr<ControlClient>> ControlClient::join(JoinOptions options,
                                                            Deadline::Clock::duration patience) {
+  AbortSignal never;
+  AbortSignal* const given = std::exchange(options.abort, nullptr);
+  AbortSignal& abort = given != nullptr ? *given : never;
   CKPT_ASSIGN_OR_RETURN(const HostPort hub,
-                        control::wait_for_listener(options.hub, Deadline::after(patience)));
+                        control::wait_for_listener(options.hub, Deadline::after(patience), abort));
   auto impl = std::make_unique<Impl>(std::move(options));
-  CKPT_RETURN_IF_ERROR(impl->join(hub, patience));
+  CKPT_RETURN_IF_ERROR(impl->join(hub, patience, abort));
   return std::unique_ptr<ControlClient>(new ControlClient(std::move(impl)));
 }
 

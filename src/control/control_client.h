@@ -32,6 +32,8 @@ struct JoinOptions {
   std::string host_id;
   /// True: rank 0 of the job runs the hub, so a lost hub is a lost rank 0.
   bool hub_is_rank_0 = false;
+  /// Ends join() with its cause; may be null. Outlives that call.
+  AbortSignal* abort = nullptr;
 };
 
 /// All methods from any thread, several at once; those that wait are refused (kFailedPrecondition)

@@ -318,6 +318,22 @@ TEST(ControlClient, NoHubSaysWhy) {
   EXPECT_THAT(client.status().message(), HasSubstr("Connection refused"));
 }
 
+TEST(ControlClient, AJoinEndsWhenItIsGivenUp) {
+  AbortSignal abort;
+  JoinOptions nobody{.hub = {"127.0.0.1", 1}, .rank = 0, .world_size = 2, .abort = &abort};
+  std::jthread other([&] { abort.raise(aborted("given up")); });
+  EXPECT_EQ(ControlClient::join(nobody, 600s).status().message(), "given up");
+
+  const auto hub = Hub::start({.bind_host = "127.0.0.1"});
+  ASSERT_TRUE(hub.is_ok()) << hub.status().message();
+  AbortSignal later;
+  JoinOptions alone{.hub = (*hub)->address(), .rank = 0, .world_size = 2, .abort = &later};
+  std::jthread one(
+      [&] { EXPECT_EQ(ControlClient::join(alone, 600s).status().message(), "given up later"); });
+  std::this_thread::sleep_for(50ms);  // it has mostly joined by now, but need not have
+  later.raise(aborted("given up later"));
+}
+
 TEST(ControlClient, LosingTheHubEndsEverything) {
   Job job(2);
   const std::uint64_t epoch = job.begin(job.all());

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <thread>
 
 #include "base/fd.h"
 #include "base/strings.h"
@@ -41,17 +40,18 @@ Result<AddressList> resolve(const HostPort& address) {
   return AddressList(list);
 }
 
-Status try_connect(const addrinfo& target, Deadline deadline) {
+Status try_connect(const addrinfo& target, Deadline deadline, const AbortSignal& abort) {
   const UniqueFd fd(
       ::socket(target.ai_family, target.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return errno_error("socket", errno);
   if (::connect(fd.get(), target.ai_addr, target.ai_addrlen) == 0) return Status::ok();
   if (errno != EINPROGRESS) return errno_error("connect", errno);
-  pollfd writable{fd.get(), POLLOUT, 0};
+  pollfd waits[] = {{fd.get(), POLLOUT, 0}, {abort.fd(), POLLIN, 0}};
   const Deadline attempt = deadline.earlier(Deadline::after(kAttempt));
-  while (::poll(&writable, 1, attempt.poll_ms()) == 0) {
+  while (::poll(waits, 2, attempt.poll_ms()) == 0) {
     if (attempt.expired()) return errno_error("connect", ETIMEDOUT);
   }
+  if (abort.raised()) return abort.cause();
   int error = 0;
   socklen_t size = sizeof(error);
   getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -66,7 +66,8 @@ HostPort literal(const addrinfo& target, int port) {
 
 }  // namespace
 
-Result<HostPort> wait_for_listener(const HostPort& address, Deadline deadline) {
+Result<HostPort> wait_for_listener(const HostPort& address, Deadline deadline,
+                                   const AbortSignal& abort) {
   if (address.host.empty() || address.port < 1 || address.port > 65535) {
     return invalid_argument(concat("hub address ", quoted(address.to_string()),
                                    " is not complete: give host and port"));
@@ -76,17 +77,19 @@ Result<HostPort> wait_for_listener(const HostPort& address, Deadline deadline) {
     const Result<AddressList> list = resolve(address);
     if (list) {
       for (const addrinfo* target = list->get(); target != nullptr; target = target->ai_next) {
-        last = try_connect(*target, deadline);
+        last = try_connect(*target, deadline, abort);
         if (last.is_ok()) return literal(*target, address.port);
       }
     } else {
       last = list.status();
     }
+    if (abort.raised()) return abort.cause();
     if (deadline.expired()) {
       return unavailable(concat("no hub at ", address.to_string(), ": ", last.message(),
                                 "; look whether rank 0 (or the hub) runs, and check the address"));
     }
-    std::this_thread::sleep_until(deadline.earlier(Deadline::after(pause)).when());
+    pollfd raised = {abort.fd(), POLLIN, 0};
+    ::poll(&raised, 1, deadline.earlier(Deadline::after(pause)).poll_ms());
   }
 }
 

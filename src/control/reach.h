@@ -2,6 +2,7 @@
 // to go there.
 #pragma once
 
+#include "base/abort_signal.h"
 #include "base/deadline.h"
 #include "checkpoint_engine/status.h"
 #include "control/rendezvous.h"
@@ -9,8 +10,9 @@
 namespace ckpt::control {
 
 /// Resolves `address` and connects once, trying every address of the name again and again until one
-/// accepts or the deadline passes. The result has a literal host. kUnavailable says why the last
-/// attempt failed.
-Result<HostPort> wait_for_listener(const HostPort& address, Deadline deadline);
+/// accepts, the deadline passes or `abort` is raised (its cause). The result has a literal host.
+/// kUnavailable says why the last attempt failed.
+Result<HostPort> wait_for_listener(const HostPort& address, Deadline deadline,
+                                   const AbortSignal& abort);
 
 }  // namespace ckpt::control

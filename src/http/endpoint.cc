@@ -1,5 +1,6 @@
 #include "http/endpoint.h"
 
+#include <arpa/inet.h>
 #include <sys/un.h>
 
 #include "base/strings.h"
@@ -44,6 +45,12 @@ std::string Endpoint::host_header() const {
 std::string Endpoint::to_string() const {
   if (!socket_path.empty()) return concat("unix:", socket_path, base_path);
   return concat("http://", host_header(), base_path);
+}
+
+bool is_loopback(const std::string& host) {
+  if (host == "localhost" || host == "::1") return true;
+  in_addr address{};
+  return ::inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
 }
 
 Result<Endpoint> parse_endpoint(std::string_view text) {

@@ -21,6 +21,9 @@ struct Endpoint {
   bool operator==(const Endpoint&) const = default;
 };
 
+/// Whether a host is this machine by its writing: localhost, ::1, 127.0.0.0/8.
+bool is_loopback(const std::string& host);
+
 /// "http://HOST[:PORT][/PREFIX]", "HOST:PORT" or "unix:PATH"; an IPv6 literal stands in brackets.
 /// Refused with what to write instead: https, credentials, a query, a port outside 1..65535.
 Result<Endpoint> parse_endpoint(std::string_view text);

@@ -46,5 +46,14 @@ TEST(Endpoint, HostHeaderKeepsBrackets) {
   EXPECT_EQ(parse_endpoint("unix:/a")->host_header(), "localhost");
 }
 
+TEST(IsLoopback, ByItsWriting) {
+  for (const char* host : {"localhost", "::1", "127.0.0.1", "127.9.9.9"}) {
+    EXPECT_TRUE(is_loopback(host)) << host;
+  }
+  for (const char* host : {"", "0.0.0.0", "10.0.0.1", "127.0.0.1.example.org", "engine"}) {
+    EXPECT_FALSE(is_loopback(host)) << host;
+  }
+}
+
 }  // namespace
 }  // namespace ckpt

@@ -22,6 +22,9 @@ constexpr auto kReadyInterval = 250ms;
 constexpr auto kReadyAnswer = 5s;
 /// An engine must not stay paused because the update's own time is over.
 constexpr auto kResumeTime = 10s;
+/// Transfers of cached blocks that are under way hold them, too.
+constexpr auto kResetTime = 10s;
+constexpr auto kResetInterval = 100ms;
 constexpr std::size_t kObservedBytes = 500;
 
 std::string dump(const json& body) {
@@ -29,10 +32,12 @@ std::string dump(const json& body) {
   return body.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-/// 200, or 503 of a receiver of ours whose weights are incomplete: an update is what it waits for.
-bool accepts_update(const HttpResponse& response) {
+/// 200, or a 503 of one that waits for its first weights: every SGLang that was started so, and a
+/// receiver of ours that says it.
+bool accepts_update(EngineKind kind, const HttpResponse& response) {
   if (response.status == 200) return true;
   if (response.status != 503) return false;
+  if (kind == EngineKind::kSglang) return true;
   const json body = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
   return body.is_object() && body.value("accepts_update", json()) == true;
 }
@@ -86,7 +91,7 @@ Status EngineClient::wait_ready(Deadline deadline, const AbortSignal& abort) con
   for (;;) {
     const Deadline answer = Deadline::after(kReadyAnswer).earlier(deadline);
     const auto response = http_request(endpoint_, request, answer, abort);
-    if (response && accepts_update(*response)) return Status::ok();
+    if (response && accepts_update(kind_, *response)) return Status::ok();
     if (abort.raised()) return abort.cause();
     Status now = response ? check_answer(kind_, endpoint_, request, *response) : response.status();
     if (now) now = protocol_error(concat("HTTP ", response->status, " instead of 200"));
@@ -195,15 +200,35 @@ Result<bool> EngineClient::has_draft_model(Deadline deadline, const AbortSignal&
 
 Status EngineClient::after_vllm_update(const EngineUpdateOptions& options, Deadline deadline,
                                        const AbortSignal& abort) const {
-  if (options.reset_prefix_cache) {
-    CKPT_RETURN_IF_ERROR(call("POST", "/reset_prefix_cache", "", deadline, abort).status());
-  }
-  if (!options.weight_version) return Status::ok();
-  if (kind_ == EngineKind::kVllmNative) {
-    return check_version(*options.weight_version, deadline, abort);
-  }
-  const json body = {{"new_version", *options.weight_version}};
+  // Each whatever becomes of the other: the weights are the new ones.
+  const Status named = options.weight_version
+                           ? name_weights(*options.weight_version, deadline, abort)
+                           : Status::ok();
+  const Status reset =
+      options.reset_prefix_cache ? reset_prefix_cache(deadline, abort) : Status::ok();
+  return named ? reset : named;
+}
+
+Status EngineClient::name_weights(const std::string& version, Deadline deadline,
+                                  const AbortSignal& abort) const {
+  if (kind_ == EngineKind::kVllmNative) return check_version(version, deadline, abort);
+  const json body = {{"new_version", version}};
   return call("POST", "/update_weight_version", dump(body), deadline, abort).status();
+}
+
+// vLLM resets nothing while requests hold blocks, which they always do in an engine that is paused
+// with "keep" or is busy. They have to compute them anew, from the new weights.
+Status EngineClient::reset_prefix_cache(Deadline deadline, const AbortSignal& abort) const {
+  const Deadline patience = Deadline::after(kResetTime).earlier(deadline);
+  const char* path = "/reset_prefix_cache";
+  for (;;) {
+    const Status reset = call("POST", path, "", deadline, abort).status();
+    if (reset || reset.code() != StatusCode::kPeerError) return reset;
+    path = "/reset_prefix_cache?reset_running_requests=true";
+    pollfd wait = {abort.fd(), POLLIN, 0};
+    ::poll(&wait, 1, Deadline::after(kResetInterval).earlier(patience).poll_ms());
+    if (patience.expired() || abort.raised()) return reset;
+  }
 }
 
 // The weight transfer's last call has set it, in a vLLM that keeps one; an older one takes no

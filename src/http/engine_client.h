@@ -19,7 +19,7 @@ struct EngineUpdateOptions {
   /// Given to the engine as the name of the weights that it now holds.
   std::optional<std::string> weight_version;
   /// vLLM: POST /reset_prefix_cache afterwards, since cached prefixes are of the old weights.
-  /// SGLang always does (flush_cache).
+  /// SGLang always does (flush_cache). Running requests that hold some of them start over.
   bool reset_prefix_cache = false;
   /// vLLM: POST /pause with this mode ("wait", "keep", "abort") before and /resume afterwards,
   /// whether the update succeeded or not. Empty: the engine is not paused.
@@ -50,9 +50,9 @@ class EngineClient {
   const Endpoint& endpoint() const { return endpoint_; }
 
   /// Asks GET /health (vLLM) or /ping (SGLang) until the answer is 200, also while nobody listens
-  /// yet: engines take minutes to start. A 503 whose JSON says `"accepts_update": true` will do: a
-  /// receiver that has no weights yet is not healthy, but ready for them. At the deadline the error
-  /// is the last answer's.
+  /// yet: engines take minutes to start. A 503 of SGLang will do, which gives no other until it has
+  /// weights, and so will one whose JSON says `"accepts_update": true`, as a receiver of ours does.
+  /// At the deadline the error is the last answer's.
   Status wait_ready(Deadline deadline, const AbortSignal& abort) const;
 
   /// Tells the engine to take its weights from `addresses` (worker key -> address), and returns
@@ -83,6 +83,9 @@ class EngineClient {
   Result<bool> has_draft_model(Deadline deadline, const AbortSignal& abort) const;
   Status check_version(const std::string& version, Deadline deadline,
                        const AbortSignal& abort) const;
+  Status name_weights(const std::string& version, Deadline deadline,
+                      const AbortSignal& abort) const;
+  Status reset_prefix_cache(Deadline deadline, const AbortSignal& abort) const;
   Status after_vllm_update(const EngineUpdateOptions& options, Deadline deadline,
                            const AbortSignal& abort) const;
 

@@ -84,9 +84,24 @@ TEST_F(EngineClientTest, VllmIsPausedResetAndResumedInThisOrder) {
       update_vllm({.weight_version = "7", .reset_prefix_cache = true, .pause_mode = "keep"});
   ASSERT_TRUE(status.is_ok()) << status.message();
   EXPECT_THAT(paths(),
-              testing::ElementsAre("/pause?mode=keep", "/collective_rpc", "/reset_prefix_cache",
-                                   "/update_weight_version", "/resume"));
-  EXPECT_EQ(json::parse(server_.requests().at(3).body), json({{"new_version", "7"}}));
+              testing::ElementsAre("/pause?mode=keep", "/collective_rpc", "/update_weight_version",
+                                   "/reset_prefix_cache", "/resume"));
+  EXPECT_EQ(json::parse(server_.requests().at(2).body), json({{"new_version", "7"}}));
+}
+
+TEST_F(EngineClientTest, RequestsThatHoldCachedPrefixesStartOver) {
+  for (const char* path : {"/pause", "/collective_rpc", "/update_weight_version", "/resume"}) {
+    server_.script(path, {});
+  }
+  for (const char* success : {"false", "false", "true"}) {
+    server_.script("/reset_prefix_cache", {.body = concat(R"({"success":)", success, "}")});
+  }
+  const Status status =
+      update_vllm({.weight_version = "7", .reset_prefix_cache = true, .pause_mode = "keep"});
+  ASSERT_TRUE(status.is_ok()) << status.message();
+  const std::string insists = "/reset_prefix_cache?reset_running_requests=true";
+  EXPECT_THAT(paths(), ElementsAre("/pause?mode=keep", "/collective_rpc", "/update_weight_version",
+                                   "/reset_prefix_cache", insists, insists, "/resume"));
 }
 
 TEST_F(EngineClientTest, ResumesAnEngineWhoseUpdateFailed) {
@@ -128,10 +143,13 @@ TEST_F(EngineClientTest, ResumesAnEngineWhosePauseFailed) {
 
 TEST_F(EngineClientTest, AFailureBehindTheUpdateSaysThatTheWeightsAreThere) {
   server_.script("/collective_rpc", {});
+  server_.script("/update_weight_version", {});
   server_.script("/reset_prefix_cache", {.body = R"({"success":false})"});
-  const Status status = update_vllm({.reset_prefix_cache = true});
+  const Status status = update_vllm({.weight_version = "7", .reset_prefix_cache = true},
+                                    Deadline::after_seconds(0.5));
   EXPECT_THAT(status.message(),
               AllOf(HasSubstr("the weights are in place"), HasSubstr("/reset_prefix_cache")));
+  EXPECT_THAT(paths(), Contains("/update_weight_version")) << "they have their new name";
 }
 
 class WeightTransferTest : public EngineClientTest {
@@ -435,6 +453,15 @@ TEST(EngineClient, WaitsUntilAnEngineIsReady) {
   const Status status = EngineClient(EngineKind::kVllm, server.endpoint()).wait_ready(soon(), {});
   EXPECT_TRUE(status.is_ok()) << status.message();
   EXPECT_EQ(server.requests().size(), 3u);
+}
+
+TEST(EngineClient, AnSglangThatWaitsForItsFirstWeightsIsReady) {
+  ScriptedServer server;
+  server.script("/ping", {.status = 503, .body = ""});
+  EXPECT_TRUE(EngineClient(EngineKind::kSglang, server.endpoint()).wait_ready(soon(), {}).is_ok());
+  server.script("/health", {.status = 503, .body = ""});
+  EXPECT_FALSE(
+      EngineClient(EngineKind::kVllm, server.endpoint()).wait_ready(at_once(), {}).is_ok());
 }
 
 TEST(EngineClient, SaysWhyAnEngineIsNotReady) {

@@ -3,10 +3,11 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstdint>
+#include <deque>
 #include <mutex>
 #include <string>
 
+#include "base/deadline.h"
 #include "checkpoint_engine/status.h"
 
 namespace ckpt {
@@ -40,8 +41,9 @@ class OperationQueue {
   };
 
   /// Returns when it is this operation's turn. kFailedPrecondition: another kAtOnce is there.
-  /// kUnavailable: too many wait already, or the queue is closed.
-  Result<Turn> begin(Kind kind, const std::string& what);
+  /// kUnavailable: too many wait already, the turn has not come by the deadline, or the queue is
+  /// closed.
+  Result<Turn> begin(Kind kind, const std::string& what, Deadline deadline);
   /// What runs now, as given to begin(); empty: nothing.
   std::string running() const;
   /// How many wait for their turn.
@@ -55,7 +57,7 @@ class OperationQueue {
   const int limit_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t next_ticket_ = 0, serving_ = 0;
+  std::deque<const void*> order_;  // the first one runs
   int at_once_ = 0;
   bool closed_ = false;
   std::string running_;

@@ -18,6 +18,9 @@ namespace {
 /// Fewer than the threads that answer calls: whoever asks how it goes is always answered.
 constexpr int kMostOperations = 4;
 
+/// For the turn of a call that has no time of its own: an update before it may take its 300 s.
+Deadline patience() { return Deadline::after_seconds(600); }
+
 /// What has begun on all ranks and failed was not the request's fault, and coming again later is no
 /// remedy: neither kUnavailable nor an error of the group "this call".
 Status failed_update(const Status& cause) {
@@ -75,8 +78,8 @@ Result<std::vector<std::string>> Service::allowed_files(
 }
 
 Status Service::register_files(const std::string& name, const std::vector<std::string>& files) {
-  CKPT_ASSIGN_OR_RETURN(const auto turn,
-                        queue_.begin(OperationQueue::Kind::kQueued, "register " + quoted(name)));
+  CKPT_ASSIGN_OR_RETURN(const auto turn, queue_.begin(OperationQueue::Kind::kQueued,
+                                                      "register " + quoted(name), patience()));
   CheckpointFiles found;  // a rank may have no part
   if (!files.empty()) {
     CKPT_ASSIGN_OR_RETURN(found, open_files(files));
@@ -93,8 +96,8 @@ Status Service::register_files(const std::string& name, const std::vector<std::s
 }
 
 Status Service::unregister(const std::string& name) {
-  CKPT_ASSIGN_OR_RETURN(const auto turn,
-                        queue_.begin(OperationQueue::Kind::kQueued, "unregister " + quoted(name)));
+  CKPT_ASSIGN_OR_RETURN(const auto turn, queue_.begin(OperationQueue::Kind::kQueued,
+                                                      "unregister " + quoted(name), patience()));
   const Status freed = server_.unregister_checkpoint(name);
   // As in the field's service: who frees a name twice has what was asked for.
   if (freed.code() == StatusCode::kNotFound) {
@@ -109,8 +112,8 @@ Status Service::unregister(const std::string& name) {
 }
 
 Status Service::gather(const std::string& name) {
-  CKPT_ASSIGN_OR_RETURN(const auto turn,
-                        queue_.begin(OperationQueue::Kind::kQueued, "gather " + quoted(name)));
+  CKPT_ASSIGN_OR_RETURN(const auto turn, queue_.begin(OperationQueue::Kind::kQueued,
+                                                      "gather " + quoted(name), patience()));
   CKPT_RETURN_IF_ERROR(failed_update(server_.gather_metas(name)));
   const std::lock_guard lock(state_mutex_);
   state_.metas_of = name;
@@ -119,8 +122,8 @@ Status Service::gather(const std::string& name) {
 }
 
 Result<std::string> Service::export_metas() {
-  CKPT_ASSIGN_OR_RETURN(const auto turn,
-                        queue_.begin(OperationQueue::Kind::kQueued, "export the metas"));
+  CKPT_ASSIGN_OR_RETURN(
+      const auto turn, queue_.begin(OperationQueue::Kind::kQueued, "export the metas", patience()));
   const auto exported = server_.export_metas();
   // As in the field's service: before anything was gathered, there is nothing of any rank.
   if (exported.status().code() == StatusCode::kFailedPrecondition) return std::string("{}");
@@ -130,7 +133,8 @@ Result<std::string> Service::export_metas() {
 }
 
 Status Service::load_metas(const std::string& json) {
-  CKPT_ASSIGN_OR_RETURN(const auto turn, queue_.begin(OperationQueue::Kind::kQueued, "load metas"));
+  CKPT_ASSIGN_OR_RETURN(const auto turn,
+                        queue_.begin(OperationQueue::Kind::kQueued, "load metas", patience()));
   CKPT_RETURN_IF_ERROR(server_.load_metas(json));
   const std::lock_guard lock(state_mutex_);
   state_.metas_of = server_.checkpoint_name();
@@ -148,10 +152,12 @@ Status Service::check_update(const std::string& name) const {
 }
 
 Status Service::update(const std::string& name, const UpdateRequest& request) {
-  CKPT_ASSIGN_OR_RETURN(const auto turn,
-                        queue_.begin(OperationQueue::Kind::kAtOnce, "update " + quoted(name)));
+  // Of the whole: other ranks wait in the same update for as long.
+  const Deadline deadline = Deadline::after_seconds(request.timeout_seconds);
+  CKPT_ASSIGN_OR_RETURN(const auto turn, queue_.begin(OperationQueue::Kind::kAtOnce,
+                                                      "update " + quoted(name), deadline));
   CKPT_RETURN_IF_ERROR(check_update(name));
-  CKPT_ASSIGN_OR_RETURN(const int instance_size, agree(name, request));
+  CKPT_ASSIGN_OR_RETURN(const int instance_size, agree(name, request, deadline));
   {
     const std::lock_guard lock(state_mutex_);
     progress_loaded_ = progress_total_ = 0;
@@ -159,7 +165,7 @@ Status Service::update(const std::string& name, const UpdateRequest& request) {
     state_.update = ServiceState::Update{};
     state_.update->checkpoint = name;
   }
-  const auto report = run_update(name, request, instance_size);
+  const auto report = run_update(name, request, instance_size, deadline);
   const Status outcome = failed_update(report.status());
   if (!outcome) log_error("update of ", quoted(name), " failed: ", outcome.message());
   const std::lock_guard lock(state_mutex_);
@@ -175,9 +181,10 @@ Status Service::update(const std::string& name, const UpdateRequest& request) {
 
 // Ranks that were asked for different things would wait for each other until the deadline. The size
 // of the instances: only the rank that calls an engine is told whom it serves.
-Result<int> Service::agree(const std::string& name, const UpdateRequest& request) {
+Result<int> Service::agree(const std::string& name, const UpdateRequest& request,
+                           Deadline deadline) {
   const std::string mine = offer_of(name, request);
-  CKPT_ASSIGN_OR_RETURN(const auto offers, server_.all_gather(mine, request.timeout_seconds));
+  CKPT_ASSIGN_OR_RETURN(const auto offers, server_.all_gather(mine, deadline.remaining_seconds()));
   const auto asked_for = [](std::string_view offer) { return offer.substr(offer.find(':')); };
   std::int64_t size = 0;
   bool equal_sizes = true;
@@ -203,11 +210,11 @@ Result<int> Service::agree(const std::string& name, const UpdateRequest& request
 }
 
 Result<UpdateReport> Service::run_update(const std::string& name, const UpdateRequest& request,
-                                         int instance_size) {
+                                         int instance_size, Deadline deadline) {
   UpdateOptions options;
   options.recipients = request.ranks;
   options.instance_size = instance_size;
-  options.timeout_seconds = request.timeout_seconds;
+  options.timeout_seconds = deadline.remaining_seconds();
   options.progress = [this](std::uint64_t loaded, std::uint64_t total) {
     progress_loaded_ = loaded;
     progress_total_ = total;
@@ -251,8 +258,25 @@ Status Service::call(const UpdateRequest& request, const std::vector<WorkerAddre
   }
   EngineUpdateOptions options = request.options;
   if (!request.target->path.empty()) options.rpc_path = request.target->path;
-  const EngineClient client(request.target->kind, request.target->endpoint, options_.engine_token);
+  const Endpoint& engine = request.target->endpoint;
+  const EngineClient client(request.target->kind, engine, key_for(engine));
   return call_engine(client, addresses, options, stop_, context);
+}
+
+// Whoever may post an update names any address: the key is not for all of them.
+std::string Service::key_for(const Endpoint& engine) const {
+  if (options_.engine_token.empty()) return {};
+  const auto& known = options_.engine_endpoints;
+  const bool trusted = known.empty()
+                           ? !engine.socket_path.empty() || is_loopback(engine.host)
+                           : std::any_of(known.begin(), known.end(), [&](const Endpoint& each) {
+                               return each.host == engine.host && each.port == engine.port &&
+                                      each.socket_path == engine.socket_path;
+                             });
+  if (trusted) return options_.engine_token;
+  log_warning("the key of --api-key-file is not sent to ", engine.to_string(),
+              ": name it with --engine-endpoint if it may have it");
+  return {};
 }
 
 ServiceState Service::state() const {

@@ -23,6 +23,8 @@ struct ServiceOptions {
   /// Files are registered only below one of these. Empty: any.
   std::vector<std::string> allowed_folders;
   std::string engine_token;  ///< bearer token for the engines that are called
+  /// Only these are sent it. Empty: those on loopback addresses and Unix sockets.
+  std::vector<Endpoint> engine_endpoints;
 };
 
 /// What the service holds and does, at one moment.
@@ -79,11 +81,13 @@ class Service {
   using Clock = std::chrono::steady_clock;
 
   Status check_update(const std::string& name) const;
-  Result<int> agree(const std::string& name, const UpdateRequest& request);
+  Result<int> agree(const std::string& name, const UpdateRequest& request, Deadline deadline);
   Result<UpdateReport> run_update(const std::string& name, const UpdateRequest& request,
-                                  int instance_size);
+                                  int instance_size, Deadline deadline);
   Status call(const UpdateRequest& request, const std::vector<WorkerAddress>& all_ranks,
               EngineCallContext& context);
+
+  std::string key_for(const Endpoint& engine) const;
 
   ParameterServer& server_;
   const ServiceOptions options_;

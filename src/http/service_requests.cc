@@ -151,7 +151,9 @@ Result<UpdateTarget> parse_update_target(const std::string& url, const std::stri
   constexpr std::string_view kSglang = "/update_weights_from_ipc", kNative = "/update_weights",
                              kRpc = "/collective_rpc";
   UpdateTarget target;
-  CKPT_ASSIGN_OR_RETURN(target.endpoint, parse_endpoint(url));
+  const bool path_alone = !uds.empty() && url.starts_with('/');
+  CKPT_ASSIGN_OR_RETURN(target.endpoint,
+                        parse_endpoint(path_alone ? "http://localhost" + url : url));
   if (!uds.empty()) {
     CKPT_ASSIGN_OR_RETURN(Endpoint socket, unix_endpoint(uds));
     socket.base_path = target.endpoint.base_path;

@@ -34,7 +34,7 @@ struct UpdateTarget {
 };
 /// A URL whose path ends in /update_weights_from_ipc is SGLang's, one that ends in /update_weights
 /// is vLLM's own weight transfer, any other one is given vLLM's /collective_rpc form. With `uds`,
-/// the host of `url` is not looked at.
+/// the host of `url` is not looked at, and may be missing.
 Result<UpdateTarget> parse_update_target(const std::string& url, const std::string& uds);
 
 /// {"ranks": [], "update_url": null, "inference_group_ranks": [], "timeout": 300.0, "uds": null},

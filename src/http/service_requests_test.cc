@@ -98,6 +98,9 @@ TEST(UpdateTarget, TheUrlSaysWhoseCallItIs) {
   EXPECT_EQ(other->kind, EngineKind::kVllm);
   EXPECT_EQ(other->endpoint.to_string(), "unix:/run/e.sock");
   EXPECT_EQ(other->path, "/my/own");
+  EXPECT_EQ(parse_update_target("/update_weights_from_ipc", "/run/e.sock")->kind,
+            EngineKind::kSglang);
+  EXPECT_FALSE(parse_update_target("/update_weights_from_ipc", "").is_ok());
 }
 
 }  // namespace

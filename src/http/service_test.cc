@@ -280,6 +280,26 @@ TEST_F(UpdatingServiceTest, MetasOfAnotherJobAreUpdatedFromByTheirName) {
   EXPECT_EQ(ask("POST", "/v1/checkpoints/of%20another%20job/update", json::object()).status, 200);
 }
 
+TEST_F(UpdatingServiceTest, TheEnginesKeyIsForTheEnginesAlone) {
+  ScriptedServer engine;
+  engine.script("/collective_rpc", {.body = R"({"results":[null]})"});
+  Endpoint other = engine.endpoint();
+  other.host = "localhost";
+  const auto sent_by = [&](ServiceOptions options) {
+    options.engine_token = "secret";
+    Service service(server_, options);
+    ServiceRoutes routes(service);
+    EXPECT_EQ(routes.handle({"POST", "/v1/checkpoints/a/gather-metas", ""}).status, 200);
+    const json body = {{"update_url", engine.endpoint().to_string() + "/collective_rpc"}};
+    EXPECT_EQ(routes.handle({"POST", "/v1/checkpoints/a/update", body.dump()}).status, 200);
+    return engine.requests().back().headers;
+  };
+  const auto has_key = HasSubstr("Bearer secret");
+  EXPECT_THAT(sent_by({}), has_key) << "it is on this machine";
+  EXPECT_THAT(sent_by({.engine_endpoints = {engine.endpoint()}}), has_key);
+  EXPECT_THAT(sent_by({.engine_endpoints = {other}}), testing::Not(has_key));
+}
+
 TEST_F(UpdatingServiceTest, StoppingEndsTheEngineCall) {
   ScriptedServer engine;
   engine.script("/own", {.verb = ScriptedAnswer::Verb::kHang});

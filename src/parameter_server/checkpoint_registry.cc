@@ -15,7 +15,8 @@ RegistrationContext CheckpointRegistry::context() {
           job_.network(), threads_,         timeout_seconds_, reader_patience_seconds_};
 }
 
-Status CheckpointRegistry::add(const std::string& name, const Registration& part) {
+Status CheckpointRegistry::add(const std::string& name, const Registration& part,
+                               AbortSignal* abort) {
   if (name.empty()) return invalid_argument("a checkpoint needs a name").on_rank(job_.rank());
   if (checkpoints_.contains(name)) {
     return already_exists(
@@ -23,7 +24,7 @@ Status CheckpointRegistry::add(const std::string& name, const Registration& part
         .on_rank(job_.rank());
   }
   ++registrations_;
-  auto registered = RegisteredCheckpoint::create(name, part, context());
+  auto registered = RegisteredCheckpoint::create(name, part, context(), abort);
   if (!registered) {
     return registered.status()
         .with_context(concat("checkpoint ", quoted(name)))

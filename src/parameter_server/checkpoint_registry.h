@@ -30,8 +30,8 @@ class CheckpointRegistry {
         timeout_seconds_(timeout_seconds),
         reader_patience_seconds_(reader_patience_seconds) {}
 
-  /// A name that is there already is refused and stays as it is.
-  Status add(const std::string& name, const Registration& part);
+  /// A name that is there already is refused and stays as it is. `abort` ends it.
+  Status add(const std::string& name, const Registration& part, AbortSignal* abort);
   /// The memory goes back to the system in the background; the next add() takes it over where the
   /// size is the same, else waits for that. Waits for readers of other jobs. What was gathered of
   /// it is forgotten.

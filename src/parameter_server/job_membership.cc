@@ -44,21 +44,23 @@ std::string hub_interface(const Rendezvous& rendezvous) {
 }  // namespace
 
 Result<std::unique_ptr<JobMembership>> JobMembership::join(const ParameterServerOptions& options,
-                                                           MessageHandler on_message) {
+                                                           MessageHandler on_message,
+                                                           AbortSignal* abort) {
   RendezvousOptions who{options.rank, options.world_size, options.local_rank, std::nullopt};
   if (!options.rendezvous.empty()) who.hub = options.rendezvous;
   CKPT_ASSIGN_OR_RETURN(const Rendezvous rendezvous,
                         resolve_rendezvous(who, process_environment()));
   std::unique_ptr<JobMembership> member(new JobMembership(options));
-  CKPT_RETURN_IF_ERROR(member->take_seat(rendezvous, std::move(on_message)));
-  CKPT_RETURN_IF_ERROR(member->learn_hosts(rendezvous));
+  CKPT_RETURN_IF_ERROR(member->take_seat(rendezvous, std::move(on_message), abort));
+  CKPT_RETURN_IF_ERROR(member->learn_hosts(rendezvous, abort));
   return member;
 }
 
 JobMembership::JobMembership(const ParameterServerOptions& options)
     : options_(options), host_id_(options.host_id.empty() ? ckpt::host_id() : options.host_id) {}
 
-Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_message) {
+Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_message,
+                                AbortSignal* abort) {
   HostPort hub_address = rendezvous.hub;
   master_host_ = rendezvous.hub.host;
   if (rendezvous.rank == 0 && !options_.external_hub) {
@@ -81,6 +83,7 @@ Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_
   join.secret = options_.secret;
   join.host_id = host_id_;
   join.hub_is_rank_0 = !options_.external_hub;
+  join.abort = abort;
   const double patience = options_.join_timeout_seconds > 0 ? options_.join_timeout_seconds
                                                             : options_.heartbeat_timeout_seconds;
   CKPT_ASSIGN_OR_RETURN(
@@ -91,12 +94,12 @@ Status JobMembership::take_seat(const Rendezvous& rendezvous, MessageHandler on_
   return Status();
 }
 
-Status JobMembership::learn_hosts(const Rendezvous& rendezvous) {
+Status JobMembership::learn_hosts(const Rendezvous& rendezvous, AbortSignal* abort) {
   const auto mine = std::as_bytes(std::span(host_id_));
   CKPT_ASSIGN_OR_RETURN(
       const auto hosts,
       control_->all_gather("hosts", all_ranks(), mine,
-                           Deadline::after_seconds(options_.collective_timeout_seconds)));
+                           Deadline::after_seconds(options_.collective_timeout_seconds), abort));
   int before_me = 0;
   ranks_on_host_ = 0;
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {

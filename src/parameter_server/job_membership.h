@@ -26,9 +26,10 @@ class JobMembership {
       std::function<void(int from_rank, std::uint64_t epoch, std::span<const std::byte> message)>;
 
   /// Collective over the job; returns when all ranks have joined. `on_message` is called on the
-  /// control thread, until the membership has ended.
+  /// control thread, until the membership has ended. `abort` ends the wait.
   static Result<std::unique_ptr<JobMembership>> join(const ParameterServerOptions& options,
-                                                     MessageHandler on_message);
+                                                     MessageHandler on_message,
+                                                     AbortSignal* abort = nullptr);
   /// Leaves. Where this rank runs the hub, waits until the others have left too, at most
   /// hub_linger_seconds.
   ~JobMembership();
@@ -57,8 +58,8 @@ class JobMembership {
 
  private:
   explicit JobMembership(const ParameterServerOptions& options);
-  Status take_seat(const Rendezvous& rendezvous, MessageHandler on_message);
-  Status learn_hosts(const Rendezvous& rendezvous);
+  Status take_seat(const Rendezvous& rendezvous, MessageHandler on_message, AbortSignal* abort);
+  Status learn_hosts(const Rendezvous& rendezvous, AbortSignal* abort);
 
   const ParameterServerOptions options_;
   const std::string host_id_;

@@ -22,21 +22,23 @@ Result<UpdateReport> ParameterServer::update(const std::string& name, const Engi
   return commit(std::move(prepared), call);
 }
 
-Result<std::unique_ptr<ParameterServer>> ParameterServerImpl::create(
-    ParameterServerOptions options) {
+Result<std::unique_ptr<ParameterServer>> ParameterServerImpl::create(ParameterServerOptions options,
+                                                                     AbortSignal* abort) {
   auto server = std::make_unique<ParameterServerImpl>();
   CKPT_ASSIGN_OR_RETURN(server->memory_fraction_, memory_fraction(options));
   server->options_ = std::move(options);
-  CKPT_RETURN_IF_ERROR(server->start());
+  CKPT_RETURN_IF_ERROR(server->start(abort));
   return std::unique_ptr<ParameterServer>(std::move(server));
 }
 
-Status ParameterServerImpl::start() {
-  CKPT_ASSIGN_OR_RETURN(job_,
-                        JobMembership::join(options_, [this](int from, std::uint64_t epoch,
-                                                             std::span<const std::byte> message) {
-                          notes_.deliver(from, epoch, message);
-                        }));
+Status ParameterServerImpl::start(AbortSignal* abort) {
+  CKPT_ASSIGN_OR_RETURN(
+      job_, JobMembership::join(
+                options_,
+                [this](int from, std::uint64_t epoch, std::span<const std::byte> message) {
+                  notes_.deliver(from, epoch, message);
+                },
+                abort));
   const int threads = options_.load_threads > 0
                           ? options_.load_threads
                           : std::max(1, available_processors() / job_->ranks_on_host());
@@ -69,7 +71,8 @@ ParameterServerImpl::~ParameterServerImpl() {
 
 Status ParameterServerImpl::register_checkpoint(const std::string& name, const Registration& part) {
   const std::lock_guard lock(operation_);
-  return registry_->add(name, part);
+  RunningCalls::Call call(running_);
+  return registry_->add(name, part, call.signal());
 }
 
 Status ParameterServerImpl::unregister_checkpoint(const std::string& name, bool force) {

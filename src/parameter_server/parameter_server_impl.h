@@ -36,7 +36,9 @@ struct OwnUpdate : PreparedUpdate {
 
 class ParameterServerImpl : public ParameterServer {
  public:
-  static Result<std::unique_ptr<ParameterServer>> create(ParameterServerOptions options);
+  /// `abort` ends the wait for the other ranks.
+  static Result<std::unique_ptr<ParameterServer>> create(ParameterServerOptions options,
+                                                         AbortSignal* abort = nullptr);
   ~ParameterServerImpl() override;
 
   int rank() const override { return job_->rank(); }
@@ -61,7 +63,7 @@ class ParameterServerImpl : public ParameterServer {
   void drop(OwnUpdate& update);
 
  private:
-  Status start();
+  Status start(AbortSignal* abort);
   void forget_stale_plan();
   Status check_update(const std::string& name) const;
   Status refuse_update(const std::vector<int>& recipients, const Status& why, Deadline deadline);

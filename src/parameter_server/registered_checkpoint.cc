@@ -104,7 +104,7 @@ Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>
   return Status();
 }
 
-Status RegisteredCheckpoint::load(const std::vector<Source>& sources) {
+Status RegisteredCheckpoint::load(const std::vector<Source>& sources, AbortSignal* abort) {
   // One list for each way in; `digest_at[k]` says to which tensor result k belongs.
   std::vector<PoolTensor> from_files, from_memory, from_device, in_place;
   std::vector<FileSource> files;
@@ -131,6 +131,7 @@ Status RegisteredCheckpoint::load(const std::vector<Source>& sources) {
     }
   }
   LoadOptions options{Deadline::after_seconds(context_.timeout_seconds)};
+  options.abort = abort;
   options.pin = &context_.device;
   options.threads = context_.threads;
   digests_.resize(sources.size());
@@ -176,11 +177,12 @@ Status RegisteredCheckpoint::publish() {
 }
 
 Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
-    const std::string& name, const Registration& part, const RegistrationContext& context) {
+    const std::string& name, const Registration& part, const RegistrationContext& context,
+    AbortSignal* abort) {
   std::unique_ptr<RegisteredCheckpoint> checkpoint(new RegisteredCheckpoint(name, context));
   CKPT_ASSIGN_OR_RETURN(std::vector<Source> sources, sources_in_plan_order(part));
   CKPT_RETURN_IF_ERROR(checkpoint->place(part, sources));
-  CKPT_RETURN_IF_ERROR(checkpoint->load(sources));
+  CKPT_RETURN_IF_ERROR(checkpoint->load(sources, abort));
   // Who is alone on its host, or lends to nobody, needs no registration with a network device.
   if (const Status published = checkpoint->publish(); !published.is_ok()) {
     log_warning("checkpoint ", name,

@@ -39,10 +39,11 @@ struct RegistrationContext {
 
 class RegisteredCheckpoint {
  public:
-  /// Reads, copies and digests everything. On error nothing is left behind.
+  /// Reads, copies and digests everything. On error nothing is left behind. `abort` ends it.
   static Result<std::unique_ptr<RegisteredCheckpoint>> create(const std::string& name,
                                                               const Registration& part,
-                                                              const RegistrationContext& context);
+                                                              const RegistrationContext& context,
+                                                              AbortSignal* abort = nullptr);
   /// Takes no more readers of other jobs, waits for those that hold a lease, and ends their reads
   /// when its patience is over. The
   /// memory goes back by the reclaimer.
@@ -60,7 +61,7 @@ class RegisteredCheckpoint {
   struct Source;
   static Result<std::vector<Source>> sources_in_plan_order(const Registration& part);
   Status place(const Registration& part, std::vector<Source>& sources);
-  Status load(const std::vector<Source>& sources);
+  Status load(const std::vector<Source>& sources, AbortSignal* abort);
   Status publish();
 
   const std::string name_;

@@ -76,5 +76,24 @@ TEST(RegisteredCheckpoint, ARankWhoseMemoryCannotBeReadServesItsHostAllTheSame) 
   }
 }
 
+TEST(RegisteredCheckpoint, ARegistrationThatIsGivenUpLeavesNothingBehind) {
+  const std::shared_ptr<Device> device = make_host_device();
+  const std::string bytes(4096, 'y');
+  Registration part;
+  part.tensors = {{*make_tensor_info("memory", DType::kU8, {4096}),
+                   reinterpret_cast<const std::byte*>(bytes.data())}};
+  FullDevice network(3);
+  LeaseTable leases;
+  SharedPool shared_pool;
+  PoolReclaimer reclaimer;
+  const RegistrationContext context{
+      *device, network.transport.get(), leases, shared_pool, reclaimer, 0, 7, "host", {}, 1, 30, 1};
+  AbortSignal abort;
+  abort.raise(aborted("interrupted by the user"));
+  const auto checkpoint = RegisteredCheckpoint::create("c", part, context, &abort);
+  EXPECT_EQ(checkpoint.status().message(), "interrupted by the user");
+  EXPECT_TRUE(network.registered.empty());
+}
+
 }  // namespace
 }  // namespace ckpt

@@ -46,7 +46,9 @@ def matches(schema, value, schemas):
 
 
 class Service:
-    """One rank that serves on a Unix socket or a TCP port; every answer is compared with the description."""
+    """One rank that serves on a Unix socket or a TCP port; every answer, and what it was an answer to, is compared with the
+    description.
+    """
 
     def __init__(self, folder, rank, size, port, *arguments, address=None):
         self.socket = None if address else folder / f"rank{rank}.sock"
@@ -76,18 +78,21 @@ class Service:
         text = answer.read().decode()
         connection.close()
         value = json.loads(text) if text and "json" in answer.headers["Content-Type"] else text
-        self.check(method, path, answer.status, value)
+        self.check(method, path, body, answer.status, value)
         return answer.status, value
 
-    def check(self, method, path, status, value):
+    def check(self, method, path, body, status, value):
         if path == "/openapi.json":
             return
         if self.description is None:
             self.description = self.ask("GET", "/openapi.json")[1]
         pattern = "/".join("{name}" if i == 3 and path.startswith("/v1/checkpoints/") else part
                            for i, part in enumerate(path.split("/")))
-        response = self.description["paths"][pattern][method.lower()]["responses"][str(status)]
-        components = self.description["components"]
+        call, components = self.description["paths"][pattern][method.lower()], self.description["components"]
+        if status == 200 and "requestBody" in call:
+            schema = call["requestBody"]["content"]["application/json"]["schema"]
+            assert matches(schema, body, components["schemas"]), (path, body)
+        response = call["responses"][str(status)]
         if "$ref" in response:
             response = components["responses"][response["$ref"].rsplit("/", 1)[1]]
         if "content" not in response:

@@ -220,7 +220,7 @@ class Proof:
         self.refused(engine, "a wrong shape in a fused layer", wrong_shape, says)
         if self.options.route != "field":
             self.refused(engine, "a missing tensor", lambda tensors: tensors.pop("model.norm.weight"), "model.norm.weight")
-            self.refused(engine, "a missing part of a fused layer", lambda tensors: tensors.pop(last + "k_proj.weight"), "qkv_proj")
+            self.refused(engine, "a missing part of a fused layer", lambda tensors: tensors.pop(last + "k_proj.weight"), last + "k_proj.weight")
             qkv, gate_up = last + "qkv_proj", "model.layers.0.mlp.gate_up_proj"
             self.ended_in_a_layer(engine, qkv, signal.SIGKILL, "all ranks killed", 1)
             self.ended_in_a_layer(engine, gate_up, signal.SIGKILL, "all ranks killed", 2)

@@ -18,6 +18,7 @@
 #include "base/host.h"
 #include "base/strings.h"
 #include "control/hub.h"
+#include "parameter_server/memory_guard.h"
 #include "support/job.h"
 
 namespace ckpt::testing {
@@ -263,6 +264,48 @@ TEST_F(ClosingTest, MemoryIsFlatAfterTwentyFailures) {
   EXPECT_TRUE(is_freed());
   expect_update();
   EXPECT_TRUE(is_freed());
+}
+
+std::vector<std::string> names_with(const Job& job, std::string_view end) {
+  std::vector<std::string> names = job.shared_objects();
+  std::erase_if(names, [&](const std::string& name) { return !name.ends_with(end); });
+  return names;
+}
+
+TEST(ClosingWithRoomLeft, TheNextUpdateDoesNotWait) {
+  const Checkpoint held = checkpoint();
+  Job job({.ranks = kRanks, .collective = "peer", .sizes = kSmallRing});
+  ASSERT_TRUE(job.load(kName, held).is_ok());
+  // As somebody who opened the memory of both and has not heard of the failure.
+  std::vector<MemoryUse> uses;
+  for (const Status& status : job.run([&](int, ParameterServer& server) -> Status {
+         CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare(kName, {}));
+         CKPT_RETURN_IF_ERROR(server.barrier(kPatienceSeconds));
+         if (server.rank() == 0) {
+           for (const std::string& name : names_with(job, "-guard")) {
+             CKPT_ASSIGN_OR_RETURN(MemoryUse use, MemoryUse::begin(name));
+             uses.push_back(std::move(use));
+           }
+         }
+         CKPT_RETURN_IF_ERROR(server.barrier(kPatienceSeconds));
+         server.abort(std::move(prepared), aborted("training went wrong"));
+         return Status();
+       })) {
+    ASSERT_TRUE(status.is_ok()) << status.to_string();
+  }
+  ASSERT_EQ(uses.size(), std::size_t{kRanks});
+  std::vector<TestEngine> engines;
+  engines.emplace_back(kRanks);
+  for (const Status& status : job.update(kName, job.call(engines))) {
+    EXPECT_TRUE(status.is_ok()) << status.to_string();
+  }
+  for (const TestLoader& loader : engines[0].loaders) EXPECT_EQ(loader.difference(held), "");
+  EXPECT_EQ(names_with(job, "-staging").size(), std::size_t{kRanks}) << "of the failed update";
+  uses.clear();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(50);
+  while (!job.shared_objects().empty() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(job.shared_objects(), std::vector<std::string>());
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests and measures the bundle on a machine with GPUs; a table comes last. Every step has its own time limit.
 #   usage: gpu_check.sh [STEP...]
-#   on one GPU:   device ceilings small one many large (the default), flat (twenty updates each way), contract (the collectives' tests), chain
+#   on one GPU:   device ceilings small one many large (the default), flat (twenty updates each way), contract (the collectives' tests), failures, chain
 #                 (through host memory), overlap, from-device, compare, compare-small, sizes (chunk x bucket x overlap), kept (--keep-buffers), nccl-alone
 #                 (what a communicator of one rank takes), multi (multi_gpu.py, several ranks on one GPU)
 #   on two:       two, nccl, kill, compare-two
@@ -58,6 +58,9 @@ for s in "${steps[@]}"; do
     flat) # twenty updates each way: the device memory that is kept must not grow
       update flat-two-ranks 150 --gib 8 --ranks 2 --updates 20
       update flat-four-ranks 150 --gib 8 --ranks 4 --updates 20 ;;
+    failures) # twenty updates that are cancelled in the middle: the memory that is kept must not grow
+      for ranks in 1 2 4; do update "failures-$ranks-ranks" 120 --gib 4 --ranks $ranks --updates 2 --failures 20; done
+      update kill-one-gpu 90 --gib 4 --ranks 2 --updates 1 --kill-rank 1 ;;
     chain) # over the transport, through pinned host memory, twenty updates: ranks that act as hosts, and --collective chain
       update chain-two-ranks 150 --gib 1.5 --ranks 2 --hosts 2 --updates 10
       update chain-four-ranks 200 --gib 1.5 --ranks 4 --hosts 4 --updates 10
@@ -121,6 +124,7 @@ def check(r):
     """The targets that a run can miss with every byte right."""
     name = f"{r['total_bytes'] / 1e9:.2f} GB, {r['ranks']} ranks, {r['gpus']} GPUs, {r['collective']}"
     limit(f"{name}: made by later updates", r["streams_made_later"], 0, "streams and tables")
+    limit(f"{name}: cancelled update returns", r["cancelled_seconds"], 1, "s")
     if r["collective"] == "nccl": return
     if not r["keep_buffers"]: limit(f"{name}: kept after all updates", r["kept_device_bytes"] / 2**30, 0.05, "GiB")
     if r["collective"] == "chain" or r["hosts"] > 1 or r["ranks"] > r["gpus"] or r["worker"] != "native": return
@@ -143,6 +147,7 @@ for line in open(sys.argv[1]):
           f"{r['first_bucket_seconds']*1e3:9.1f} {r['extra_device_bytes']/2**30:5.2f} {r['kept_device_bytes']/2**30:5.2f}  {r['collective']} overlap {r['overlap']} chunk {r['chunk']} bucket {r['bucket']}")
     print(f"        streams, events and digest tables made: first update {r['streams_made_first']:.0f}, later ones {r['streams_made_later']:.0f}; "
           f"context of a rank {r['context_bytes'] / 2**20:.0f} MiB")
+    if r["failures"]: print(f"        {r['failures']} updates cancelled, the slowest returned after {r['cancelled_seconds']:.3f} s")
     if r["register_device_seconds"]:
         print(f"        from device memory: first {rate(r['register_device_first_seconds']):.1f}, again {rate(r['register_device_seconds']):.1f} GB/s, "
               f"D2H {r['download_gb_per_s']:.1f}")

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/host.h"
 #include "base/parallel.h"
@@ -65,6 +66,7 @@ class RankRun {
   Status measure_updates();
   Result<UpdateReport> update(const UpdateOptions& options, std::vector<std::string>& numbers);
   Status measure_update(bool verify, json& updates);
+  Status measure_failures();
   UpdateOptions update_options(bool verify) const;
   [[noreturn]] void die();
   bool is_recipient() const { return settings_.rank >= settings_.first_recipient; }
@@ -348,6 +350,30 @@ Result<json> RankRun::run_until_death() {
   return json{{"told_at", seconds_since({})}, {"cause", failed.status().to_string()}};
 }
 
+// Rank 0 cancels when it has a third; how long it takes to return then.
+Status RankRun::measure_failures() {
+  double slowest = 0;
+  std::vector<std::string> numbers;
+  for (int i = 0; i < settings_.failures; ++i) {
+    CKPT_RETURN_IF_ERROR(barrier());
+    std::optional<Clock::time_point> cancelled;
+    UpdateOptions options = update_options(true);
+    options.progress = [&](std::uint64_t loaded, std::uint64_t total) {
+      if (settings_.rank > 0 || cancelled || loaded <= total / 3) return;
+      cancelled = Clock::now();
+      server_->cancel(aborted("cancelled on purpose"));
+    };
+    if (update(options, numbers)) return internal_error("a cancelled update has succeeded");
+    if (cancelled) slowest = std::max(slowest, seconds_since(*cancelled));
+    CKPT_RETURN_IF_ERROR(meet_worker());
+  }
+  result_["cancelled_seconds"] = slowest;
+  json works;
+  CKPT_RETURN_IF_ERROR(ask_worker("poison"));
+  CKPT_RETURN_IF_ERROR(measure_update(true, works));
+  return ask_worker("compare");
+}
+
 Status RankRun::measure_updates() {
   json& updates = result_["updates"] = json::array();
   CKPT_RETURN_IF_ERROR(ask_worker("poison"));
@@ -362,6 +388,7 @@ Status RankRun::measure_updates() {
     }
     CKPT_RETURN_IF_ERROR(ask_worker("compare"));
   }
+  if (settings_.failures > 0) CKPT_RETURN_IF_ERROR(measure_failures());
   // Asking for the free memory could slow an update down: one of its own.
   CKPT_RETURN_IF_ERROR(barrier());
   MemoryWatch watch(*device_);

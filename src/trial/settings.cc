@@ -69,6 +69,7 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--updates", number(settings.updates)},
       {"--load-threads", number(settings.load_threads)},
       {"--files", text(settings.files)},
+      {"--failures", number(settings.failures)},
       {"--from-device", flag(settings.from_device)},
       {"--json", text(settings.json)},
       {"--role", text(settings.role)},

@@ -31,8 +31,9 @@ struct Settings {
   int load_threads = 0;
   std::string
       worker;  ///< a command that is a worker instead of our own (bench/compare/stock_worker.py)
-  int kill_rank = -1;        ///< instead of the measurements: this rank dies in an update, and the
-                             ///< workers are updated by new ranks
+  int kill_rank = -1;  ///< instead of the measurements: this rank dies in an update, and the
+                       ///< workers are updated by new ranks
+  int failures = 0;    ///< so many updates are cancelled in the middle, before memory is compared
   bool from_device = false;  ///< registration from tensors on the device is measured too
   std::string files;  ///< a folder: registration from files in the page cache is measured too
   std::string json;   ///< a file to which the result is appended as one line
@@ -61,7 +62,8 @@ inline constexpr const char* kUsage =
     "[--updates K]\n"
     "                  [--tensors N --tensor-bytes SIZE]\n"
     "                  [--experts 1] [--owners N] [--first-recipient R]\n"
-    "                  [--nccl-ceilings 1] [--load-threads T] [--files DIR] [--from-device 1] "
+    "                  [--failures N] [--nccl-ceilings 1] [--load-threads T] [--files DIR] "
+    "[--from-device 1] "
     "[--shrink D] [--json "
     "FILE]\n";
 

@@ -57,6 +57,7 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"collective", settings.collective},
               {"overlap", settings.overlap},
               {"keep_buffers", settings.keep_buffers},
+              {"failures", settings.failures},
               {"release_communicators", settings.release_communicators},
               {"ring", settings.ring},
               {"bucket", settings.bucket},
@@ -79,7 +80,7 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
   for (const char* member :
        {"register_first_seconds", "register_seconds", "unregister_seconds", "gather_seconds",
         "register_files_first_seconds", "register_files_seconds", "register_device_first_seconds",
-        "register_device_seconds", "download_gb_per_s"}) {
+        "register_device_seconds", "download_gb_per_s", "cancelled_seconds"}) {
     all[member] = largest(ranks, json::json_pointer(concat("/", member)));
   }
   all["by_rank"] = ranks;

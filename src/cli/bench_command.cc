@@ -31,9 +31,13 @@ Result<std::vector<std::shared_ptr<Device>>> devices_of(const BenchCommand& comm
   return devices;
 }
 
-std::string table(const std::string& device, std::size_t count, const std::vector<Ceiling>& all,
+std::string table(const Device& device, std::size_t count, const std::vector<Ceiling>& all,
                   const std::vector<Share>& shares) {
-  std::string text = concat(count, count == 1 ? " device: " : " devices: ", device);
+  std::string text = concat(count, count == 1 ? " device: " : " devices: ", device.name());
+  if (device.context_bytes() > 0) {
+    text += concat("\n  a CUDA context takes ", format_bytes(device.context_bytes()),
+                   " of the device, beside what an update takes");
+  }
   for (const Ceiling& ceiling : all) {
     char line[120];
     std::snprintf(line, sizeof(line), "\n  %-26s %-22s %9.1f GB/s", ceiling.what.c_str(),
@@ -54,7 +58,7 @@ std::string table(const std::string& device, std::size_t count, const std::vecto
   return text;
 }
 
-std::string to_json(const std::string& device, std::size_t count, const BenchCommand& command,
+std::string to_json(const Device& device, std::size_t count, const BenchCommand& command,
                     const std::vector<Ceiling>& all, const std::vector<Share>& shares) {
   using Json = nlohmann::ordered_json;
   Json ceilings = Json::array(), ours = Json::array();
@@ -71,11 +75,9 @@ std::string to_json(const std::string& device, std::size_t count, const BenchCom
                     {"ceiling_gb_per_s", share.ceiling_gb_per_s},
                     {"share_of_ceiling", share.share()}});
   }
-  return Json{{"device", device},
-              {"devices", count},
-              {"bytes", command.bytes},
-              {"ceilings", ceilings},
-              {"ours", ours}}
+  return Json{
+      {"device", device.name()}, {"devices", count},     {"context_bytes", device.context_bytes()},
+      {"bytes", command.bytes},  {"ceilings", ceilings}, {"ours", ours}}
       .dump(2);
 }
 
@@ -88,17 +90,16 @@ int run(const BenchCommand& command) {
   if (!devices) return fail(devices.status());
   const auto ceilings = measure_ceilings(*devices, options);
   if (!ceilings) return fail(ceilings.status());
-  const std::string name = devices->front()->name();
+  const Device& device = *devices->front();
   std::vector<Share> shares;
   if (!command.no_update) {
     auto measured = measure_shares(
-        *ceilings,
-        {devices->front()->kind(), static_cast<int>(devices->size()), command.update_bytes});
+        *ceilings, {device.kind(), static_cast<int>(devices->size()), command.update_bytes});
     if (!measured) return fail(measured.status());
     shares = std::move(*measured);
   }
-  say(command.json ? to_json(name, devices->size(), command, *ceilings, shares)
-                   : table(name, devices->size(), *ceilings, shares));
+  say(command.json ? to_json(device, devices->size(), command, *ceilings, shares)
+                   : table(device, devices->size(), *ceilings, shares));
   return kExitOk;
 }
 

@@ -174,33 +174,6 @@ std::vector<LostOwner> all_lost_owners(const std::vector<PassOffer>& offers) {
   return lost;
 }
 
-// What every recipient can give to its ring and staging: the least of all. The ranks on a device
-// share its memory; without rings of their own they have one together.
-std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing sharing) {
-  // A GPU is one whichever hosts its ranks say they are on.
-  const auto device = [](const PassOffer& offer) {
-    return offer.device_uuid.empty() ? offer.host_id : offer.device_uuid;
-  };
-  struct Sharers {
-    std::uint64_t count = 0;
-    std::uint64_t kept_bytes = 0;
-  };
-  const bool per_rank = sharing == RingSharing::kPerRank;
-  std::map<std::string, Sharers> sharers;
-  for (const PassOffer& offer : offers) {
-    Sharers& all = sharers[device(offer)];
-    all.count += per_rank || all.count == 0 ? 1 : 0;
-    all.kept_bytes =
-        per_rank ? all.kept_bytes + offer.kept_bytes : std::max(all.kept_bytes, offer.kept_bytes);
-  }
-  std::uint64_t least = UINT64_MAX;
-  for (const PassOffer& offer : offers) {
-    const Sharers& all = sharers[device(offer)];
-    least = std::min(least, (offer.available_bytes + all.kept_bytes) / all.count);
-  }
-  return least;
-}
-
 // NCCL reaches the GPUs of all hosts alike. What a rank does not fill itself comes by the
 // transport, into the memory of one host.
 bool spreads_over_hosts(const PassSetup& setup, const PlannedPass& pass) {
@@ -265,6 +238,31 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 }
 
 }  // namespace
+
+std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing sharing) {
+  // A GPU is one whichever hosts its ranks say they are on.
+  const auto device = [](const PassOffer& offer) {
+    return offer.device_uuid.empty() ? offer.host_id : offer.device_uuid;
+  };
+  struct Sharers {
+    std::uint64_t count = 0;
+    std::uint64_t kept_bytes = 0;
+  };
+  const bool per_rank = sharing == RingSharing::kPerRank;
+  std::map<std::string, Sharers> sharers;
+  for (const PassOffer& offer : offers) {
+    Sharers& all = sharers[device(offer)];
+    all.count += per_rank || all.count == 0 ? 1 : 0;
+    all.kept_bytes =
+        per_rank ? all.kept_bytes + offer.kept_bytes : std::max(all.kept_bytes, offer.kept_bytes);
+  }
+  std::uint64_t least = UINT64_MAX;
+  for (const PassOffer& offer : offers) {
+    const Sharers& all = sharers[device(offer)];
+    least = std::min(least, (offer.available_bytes + all.kept_bytes) / all.count);
+  }
+  return least;
+}
 
 bool CachedPlan::crosses_hosts() const {
   return std::any_of(recipients.begin(), recipients.end(), [&](int rank) {

@@ -46,6 +46,10 @@ struct PlannedPass {
   std::vector<StageReport> stages;
 };
 
+/// What every recipient can give to its ring and staging: the least of all. The ranks on a device
+/// share its memory; without rings of their own they have one together.
+std::uint64_t least_available(const std::vector<PassOffer>& offers, RingSharing sharing);
+
 /// What distinguishes the collective operations of one pass from those of another.
 inline std::string pass_tag(const char* step, std::uint32_t pass) {
   return concat(step, "-", pass);

@@ -136,7 +136,6 @@ for line in open(sys.argv[1]):
         for told in r["told"]:
             print(f"rank {r['killed_rank']} killed ({r['collective']}): rank {told['rank']} had the cause after {told['seconds']:.3f} s")
             limit(f"rank {r['killed_rank']} killed ({r['collective']})", told["seconds"], 1, "s")
-        check(r["afterwards"])
         continue
     check(r)
     gb = r["total_bytes"] / 1e9; h2d = r["upload_gb_per_s"]

@@ -126,7 +126,7 @@ def check(r):
     limit(f"{name}: made by later updates", r["streams_made_later"], 0, "streams and tables")
     limit(f"{name}: cancelled update returns", r["cancelled_seconds"], 1, "s")
     if r["collective"] == "nccl": return
-    if not r["keep_buffers"]: limit(f"{name}: kept after all updates", r["kept_device_bytes"] / 2**30, 0.05, "GiB")
+    if not r["keep_buffers"]: limit(f"{name}: kept after all updates", r["kept_device_bytes"] / 2**30, 0.1, "GiB")
     if r["collective"] == "chain" or r["hosts"] > 1 or r["ranks"] > r["gpus"] or r["worker"] != "native": return
     if r["ring"] == "0" and r["chunk"] == "32MiB": limit(f"{name}: device memory", r["extra_device_bytes"] / 2**30, 1.5, "GiB")
     if r["overlap"] != "off": limit(f"{name}: later updates", r["verified_seconds"], r["total_bytes"] / r["upload_gb_per_s"] / 1e9 * 1.05 + 0.04, "s")

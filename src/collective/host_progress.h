@@ -25,8 +25,9 @@ class HostProgressLayout {
  public:
   /// `local_ranks`: the participants of this host, ascending. `links`: those that begin on this
   /// host, sorted. `spread_ranks`: the local ones and those of other hosts whose chunks come here
-  /// without a stop (collective/nccl), ascending; empty: the local ones. Nobody here writes for
-  /// ranks of other hosts.
+  /// without a stop (collective/nccl), ascending; empty: the local ones. For a rank of another
+  /// host, the rank that it tells writes (nccl/host_credits.h): what it has filled and
+  /// acknowledged.
   HostProgressLayout(std::vector<int> local_ranks, std::vector<Link> links,
                      std::vector<int> spread_ranks = {});
 

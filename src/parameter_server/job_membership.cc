@@ -137,7 +137,7 @@ void JobMembership::start_transport(const std::string& device_uuid) {
     return;
   }
   transport_ = std::move(*transport);
-  signals_ = std::make_unique<ChainSignals>(*transport_);
+  signals_ = std::make_unique<ProgressSignals>(*transport_);
   signals_->hand_on(
       [leases = leases_.get()](const Transport::Sender& sender, std::span<const std::byte> signal) {
         leases->hear(sender, signal);

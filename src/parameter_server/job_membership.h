@@ -11,7 +11,7 @@
 
 #include "checkpoint/metas.h"
 #include "checkpoint_engine/parameter_server.h"
-#include "collective/chain/chain_signal.h"
+#include "collective/progress_signal.h"
 #include "control/control_client.h"
 #include "control/hub.h"
 #include "control/rendezvous.h"
@@ -50,7 +50,7 @@ class JobMembership {
   /// Null: this rank has none.
   Transport* transport() const { return transport_.get(); }
   /// Null exactly when transport() is.
-  ChainSignals* signals() const { return signals_.get(); }
+  ProgressSignals* signals() const { return signals_.get(); }
   /// Where others find this rank.
   const NetworkPlace& network() const { return network_; }
   /// Those that other jobs hold on this rank's memory.
@@ -71,7 +71,7 @@ class JobMembership {
   std::unique_ptr<ControlClient> control_;
   const std::unique_ptr<LeaseTable> leases_ = std::make_unique<LeaseTable>();
   std::unique_ptr<Transport> transport_;
-  std::unique_ptr<ChainSignals> signals_;
+  std::unique_ptr<ProgressSignals> signals_;
 };
 
 }  // namespace ckpt

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/strings.h"
+#include "parameter_server/foreign_owners.h"
 #include "worker/closer.h"
 
 namespace ckpt {
@@ -95,6 +96,10 @@ Status Pass::allocate_and_open(std::string address) {
   mine.plan_fingerprint = plan.fingerprint();
   mine.address = std::move(address);
   buffers_->describe(mine);
+  if (spreads_over_hosts()) {
+    if (setup_.transport == nullptr) return no_transport(setup_.rank);
+    CKPT_ASSIGN_OR_RETURN(mine.transport_descriptor, setup_.transport->descriptor());
+  }
   if (needs_communicator_ && spread_recipients_.front() == setup_.rank) {
     CKPT_ASSIGN_OR_RETURN(mine.communicator_key, setup_.communicator->make_key());
   }
@@ -177,6 +182,59 @@ Status Pass::make_local_lanes() {
   return Status();
 }
 
+Status Pass::start_credits(Deadline deadline) {
+  const auto start = [&](auto tell) {
+    return lanes_.start(
+        "credits", [this, tell, deadline] { return (*credits_.*tell)(deadline, *setup_.abort); },
+        [] { return std::uint64_t{0}; });
+  };
+  CKPT_RETURN_IF_ERROR(start(&HostCredits::tell_filled));
+  return start(&HostCredits::tell_acknowledged);
+}
+
+// One rank of each other host, and how it is reached.
+std::map<int, std::vector<std::byte>> Pass::credit_listeners() const {
+  std::map<std::string, std::vector<int>> by_host;
+  for (const int rank : spread_recipients_)
+    by_host[offers_[index_of(rank)].host_id].push_back(rank);
+  std::vector<std::vector<int>> hosts;
+  for (auto& [host, ranks] : by_host) hosts.push_back(std::move(ranks));
+  std::map<int, std::vector<std::byte>> listeners;
+  for (const int rank : ckpt::credit_listeners(hosts, setup_.rank)) {
+    listeners[rank] = ready_[index_of(rank)].transport_descriptor;
+  }
+  return listeners;
+}
+
+// What hears signals of other hosts.
+Status Pass::make_cross_lane() {
+  const Plan& plan = plan_->plan;
+  const Schedule& schedule = plan_->schedule;
+  PassBuffers& buffers = *buffers_;
+  if (spreads_over_hosts()) {
+    CKPT_ASSIGN_OR_RETURN(
+        credits_,
+        HostCredits::create({*setup_.transport, *setup_.signals, schedule, buffers.progress(),
+                             buffers.layout(), setup_.epoch, number_, setup_.rank},
+                            credit_listeners(), setup_.deadline));
+    return Status();
+  }
+  if (setup_.signals == nullptr) return Status();
+  ReceiveTarget target;
+  if (buffers.receive_staging() != nullptr) {
+    target = {nullptr, buffers.receive_staging()->data(), plan.options.cross_chunk_bytes,
+              schedule.receive_slots, local_recipients_};
+  } else {
+    target.ring = buffers.ring();
+  }
+  CKPT_ASSIGN_OR_RETURN(
+      cross_, ChainSpread::create(ChainContext{
+                  peers_->transport(*setup_.transport), *setup_.signals, plan, schedule,
+                  buffers.progress(), buffers.layout(), *space_, setup_.epoch, number_, setup_.rank,
+                  target, peers_->take_pools(), peers_->take_rings()}));
+  return Status();
+}
+
 Status Pass::start_lanes() {
   const Plan& plan = plan_->plan;
   const Schedule& schedule = plan_->schedule;
@@ -197,7 +255,7 @@ Status Pass::start_lanes() {
       target = {nullptr, buffers.fill_staging()->data(), plan.options.chunk_bytes,
                 schedule.fill_slots, local_recipients_};
       // A group call is over here when what this rank has sent is on its way to everybody.
-      if (spread_recipients_ != local_recipients_) target.pullers = {setup_.rank};
+      if (spreads_over_hosts()) target.pullers = {setup_.rank};
     } else {
       target.ring = buffers.ring();
     }
@@ -206,20 +264,7 @@ Status Pass::start_lanes() {
                                                    buffers.layout(), *space_, *setup_.pool,
                                                    setup_.rank, target, std::move(stream)});
   }
-  if (setup_.signals != nullptr) {
-    ReceiveTarget target;
-    if (buffers.receive_staging() != nullptr) {
-      target = {nullptr, buffers.receive_staging()->data(), plan.options.cross_chunk_bytes,
-                schedule.receive_slots, local_recipients_};
-    } else {
-      target.ring = buffers.ring();
-    }
-    CKPT_ASSIGN_OR_RETURN(cross_,
-                          ChainSpread::create(ChainContext{
-                              peers_->transport(*setup_.transport), *setup_.signals, plan, schedule,
-                              buffers.progress(), buffers.layout(), *space_, setup_.epoch, number_,
-                              setup_.rank, target, peers_->take_pools(), peers_->take_rings()}));
-  }
+  CKPT_RETURN_IF_ERROR(make_cross_lane());
   CKPT_RETURN_IF_ERROR(make_local_lanes());
   // All streams are made before the first lane runs: one that has ended gives its own away, and how
   // many are made would depend on how fast it was.
@@ -239,7 +284,7 @@ Status Pass::start_lanes() {
   if (fill_) CKPT_RETURN_IF_ERROR(start("fill", *fill_));
   if (cross_ && !schedule.receive.empty()) CKPT_RETURN_IF_ERROR(start("receive", *cross_));
   for (const auto& pull : local_) CKPT_RETURN_IF_ERROR(start("pull", *pull));
-  return Status();
+  return credits_ ? start_credits(late) : Status();
 }
 
 std::size_t Pass::index_of(int recipient) const {
@@ -344,6 +389,7 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   CKPT_RETURN_IF_ERROR(setup_.control.barrier(pass_tag("released", number_), recipients_,
                                               setup_.deadline, setup_.abort.get(), setup_.epoch));
   cross_.reset();
+  credits_.reset();
   peers_.reset();
   if (ring_region_) ring_region_->close(setup_.deadline);
   ring_region_.reset();

@@ -2,7 +2,9 @@
 // update has one pass.
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +12,7 @@
 
 #include "checkpoint_engine/parameter_server.h"
 #include "collective/chain/chain_spread.h"
+#include "collective/nccl/host_credits.h"
 #include "collective/nccl/nccl_spread.h"
 #include "collective/peer/peer_spread.h"
 #include "collective/spread.h"
@@ -63,6 +66,10 @@ class Pass {
   Status make_communicator();
   Status make_local_lanes();
   bool by_nccl(StreamKind kind) const;
+  bool spreads_over_hosts() const { return spread_recipients_ != local_recipients_; }
+  std::map<int, std::vector<std::byte>> credit_listeners() const;
+  Status make_cross_lane();
+  Status start_credits(Deadline deadline);
   Status start_lanes();
   std::optional<PassMemory> kept_from_before();
   void free_or_keep_buffers();
@@ -86,6 +93,7 @@ class Pass {
 
   std::unique_ptr<FillLane> fill_;
   std::unique_ptr<Spread> cross_;
+  std::unique_ptr<HostCredits> credits_;  // in its place, where NCCL spreads over hosts
   std::unique_ptr<PullProgress> pulled_;
   std::vector<std::unique_ptr<Spread>> local_;  // one for each stream that is pulled
   std::unique_ptr<CopyStream> checks_;          // the deliver lane's

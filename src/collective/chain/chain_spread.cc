@@ -63,7 +63,7 @@ ChainSpread::ChainSpread(ChainContext context, Progress upstream)
     forwarded_with_.push_back(++forwarded[incoming.next_stop]);
   }
   context_.signals.open(context_.epoch, context_.pass,
-                        [this](const ChainSignal& signal) { hear(signal); });
+                        [this](const ProgressSignal& signal) { hear(signal); });
 }
 
 ChainSpread::~ChainSpread() { context_.signals.close(context_.epoch, context_.pass); }
@@ -73,8 +73,8 @@ Progress::Slot ChainSpread::upstream_slot(int rank) const {
   return static_cast<Progress::Slot>(at - upstream_ranks_.begin());
 }
 
-void ChainSpread::hear(const ChainSignal& signal) {
-  if (signal.kind == ChainSignal::Kind::kReceived) {
+void ChainSpread::hear(const ProgressSignal& signal) {
+  if (signal.kind == ProgressSignal::Kind::kReceived) {
     if (std::binary_search(upstream_ranks_.begin(), upstream_ranks_.end(), signal.from)) {
       upstream_.publish(upstream_slot(signal.from), signal.value);
     }
@@ -223,19 +223,19 @@ Status ChainSpread::report(const IncomingChunk& incoming) {
   const std::uint64_t received = arrived_;
   context_.progress.publish(context_.layout.stream(context_.rank, StreamKind::kReceive), received);
 
-  const auto tell = [&](int rank, ChainSignal::Kind kind, std::uint64_t value) -> Status {
+  const auto tell = [&](int rank, ProgressSignal::Kind kind, std::uint64_t value) -> Status {
     const auto peer = context_.rings.find(rank);
     if (peer == context_.rings.end()) return internal_error(concat("no descriptor of rank ", rank));
-    const ChainSignalBytes bytes =
-        encode_chain_signal({kind, context_.epoch, context_.pass, context_.rank, value});
+    const ProgressSignalBytes bytes =
+        encode_progress_signal({kind, context_.epoch, context_.pass, context_.rank, value});
     return context_.transport.signal(*peer->second.peer, bytes);
   };
   if (incoming.next_stop >= 0) {
-    CKPT_RETURN_IF_ERROR(tell(incoming.next_stop, ChainSignal::Kind::kReceived, received));
+    CKPT_RETURN_IF_ERROR(tell(incoming.next_stop, ProgressSignal::Kind::kReceived, received));
   }
   if (!incoming.from_pool) {
     CKPT_RETURN_IF_ERROR(
-        tell(incoming.source, ChainSignal::Kind::kForwarded, ++taken_[incoming.source]));
+        tell(incoming.source, ProgressSignal::Kind::kForwarded, ++taken_[incoming.source]));
   }
   return Status();
 }

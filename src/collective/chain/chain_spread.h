@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "collective/chain/chain_signal.h"
+#include "collective/progress_signal.h"
 #include "collective/host_progress.h"
 #include "collective/spread.h"
 #include "plan/schedule.h"
@@ -53,7 +53,7 @@ struct ReceiveTarget {
 /// Everything a pass gives to its chain. The referred objects outlive it.
 struct ChainContext {
   Transport& transport;
-  ChainSignals& signals;
+  ProgressSignals& signals;
   const Plan& plan;
   const Schedule& schedule;
   Progress& progress;
@@ -86,7 +86,7 @@ class ChainSpread : public Spread {
   };
 
   ChainSpread(ChainContext context, Progress upstream);
-  void hear(const ChainSignal& signal);
+  void hear(const ProgressSignal& signal);
   bool has_room(std::size_t sequence) const;
   Status wait_for_room(std::size_t sequence, Deadline deadline, AbortSignal& abort) const;
   bool can_start(std::size_t sequence) const;

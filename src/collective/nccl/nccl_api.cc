@@ -42,6 +42,7 @@ Result<std::shared_ptr<const NcclApi>> load_nccl() {
   CKPT_RETURN_IF_ERROR(bind(*library, "ncclBroadcast", api->broadcast));
   CKPT_RETURN_IF_ERROR(bind(*library, "ncclGetErrorString", api->get_error_string));
   CKPT_RETURN_IF_ERROR(bind(*library, "ncclGetLastError", api->get_last_error));
+  api->works_on_host_memory = library->function<void()>("ncclWorksOnHostMemory").is_ok();
   return std::shared_ptr<const NcclApi>(std::move(api));
 }
 

@@ -61,6 +61,8 @@ struct NcclApi {
                    NcclHandle comm, void* stream);
   const char* (*get_error_string)(int result);
   const char* (*get_last_error)(NcclHandle comm);
+  /// A stand-in of tests, whose calls work on host memory.
+  bool works_on_host_memory = false;
 };
 
 /// NCCL as this process has it loaded already (torch brings one), else libnccl.so.2 as the loader

@@ -1,5 +1,7 @@
 #include "collective/nccl/nccl_spread.h"
 
+#include <chrono>
+
 #include "base/strings.h"
 
 namespace ckpt {
@@ -7,26 +9,22 @@ namespace {
 
 // Group calls queued at once: the next must be there when one ends.
 constexpr std::size_t kWindow = 4;
-
-RingReaders all_readers(const Plan& plan, const HostProgressLayout& layout) {
-  RingReaders readers{layout.local_ranks(), {}};
-  if (plan.options.staging_chunks == 0) readers.pullers = layout.local_ranks();
-  return readers;
-}
+// Between two looks for errors that NCCL finds while a call is under way.
+constexpr std::chrono::milliseconds kErrorCheck{50};
 
 }  // namespace
 
 NcclSpread::NcclSpread(NcclContext context)
     : context_(std::move(context)),
       space_(context_.plan, context_.schedule, context_.layout, context_.progress,
-             all_readers(context_.plan, context_.layout)),
+             // A worker has loaded what its rank has in its ring: no need to ask the ranks.
+             RingReaders{context_.layout.spread_ranks(), {}}),
       rounds_(nccl_rounds(context_.plan, context_.schedule)) {}
 
 bool NcclSpread::can_start(const NcclRound& round) const {
   for (const std::uint32_t index : round) {
     const Pull& pull = context_.schedule.pull[index];
     const bool filled =
-        !context_.layout.is_local(pull.rank) ||
         context_.progress.value(context_.layout.stream(pull.rank, pull.kind)) > pull.sequence;
     if (!filled || !space_.is_free(pull.chunk.bucket)) return false;
   }
@@ -38,7 +36,6 @@ Status NcclSpread::wait_until_startable(const NcclRound& round, Deadline deadlin
   for (const std::uint32_t index : round) {
     const Pull& pull = context_.schedule.pull[index];
     CKPT_RETURN_IF_ERROR(space_.wait(pull.chunk.bucket, deadline, abort));
-    if (!context_.layout.is_local(pull.rank)) continue;
     CKPT_RETURN_IF_ERROR(
         context_.progress
             .wait(context_.layout.stream(pull.rank, pull.kind), pull.sequence + 1, deadline, abort)
@@ -69,10 +66,21 @@ Status NcclSpread::start(std::size_t number, Deadline deadline, AbortSignal& abo
   return Status();
 }
 
+// The stream alone is never past a call that has failed.
+Status NcclSpread::wait_for(CopyStream::Ticket ticket, Deadline deadline, AbortSignal& abort) {
+  while (true) {
+    const Deadline look = deadline.earlier(Deadline::after(kErrorCheck));
+    Status status = context_.stream->wait(ticket, look, abort);
+    if (status.code() != StatusCode::kDeadlineExceeded || abort.raised()) return status;
+    CKPT_RETURN_IF_ERROR(context_.communicator.check());
+    if (deadline.expired()) return status;
+  }
+}
+
 Status NcclSpread::finish_oldest(Deadline deadline, AbortSignal& abort) {
   const InFlight oldest = in_flight_.front();
   in_flight_.pop_front();
-  CKPT_RETURN_IF_ERROR(context_.stream->wait(oldest.ticket, deadline, abort));
+  CKPT_RETURN_IF_ERROR(wait_for(oldest.ticket, deadline, abort));
   for (const std::uint32_t index : rounds_[oldest.round]) {
     const Pull& pull = context_.schedule.pull[index];
     bytes_.fetch_add(pull.chunk.bytes, std::memory_order_relaxed);

@@ -4,10 +4,10 @@
 // others to be opened; but takes SMs while it works, and device memory for as long as its
 // communicator lives.
 //
-// A group call goes out only when every chunk of it has been filled and every recipient has ring
-// space for it: the ranks know both from their host's board, so that no kernel spins for a rank
-// that is late by more than the microseconds in which it looks there. Of other hosts they know
-// nothing, and a kernel may spin for a rank there.
+// A group call goes out only when every chunk of it has been filled and every recipient, of
+// whichever host, has ring space for it. The ranks know both from their host's board, and what
+// ranks of other hosts report is published there, too (host_credits.h): no kernel spins for a rank
+// that is late by more than the microseconds that the news of it takes.
 //
 // What comes from other hosts lies in host memory; that is pulled (collective/peer).
 #pragma once
@@ -60,10 +60,11 @@ class NcclSpread : public Spread {
   bool can_start(const NcclRound& round) const;
   Status wait_until_startable(const NcclRound& round, Deadline deadline, AbortSignal& abort) const;
   Status start(std::size_t round, Deadline deadline, AbortSignal& abort);
+  Status wait_for(CopyStream::Ticket ticket, Deadline deadline, AbortSignal& abort);
   Status finish_oldest(Deadline deadline, AbortSignal& abort);
 
   NcclContext context_;
-  const RingCredits space_;  // of all rings of the host
+  const RingCredits space_;  // of the rings of all recipients
   const std::vector<NcclRound> rounds_;
   std::deque<InFlight> in_flight_;
   std::atomic<std::uint64_t> bytes_{0};

@@ -44,6 +44,8 @@ std::map<std::string, World> worlds;
 int last_id = 0, found_mistakes = 0, living = 0;
 bool waits_for_members = true;
 NcclResult next_failure = kNcclSuccess;
+NcclResult failure_of_all = kNcclSuccess;
+std::function<void(int, std::size_t)> group_watcher;
 
 thread_local std::vector<std::pair<NcclHandle, Call>> open_group;
 
@@ -93,8 +95,8 @@ int init(NcclHandle* comm, int ranks, NcclUniqueId id, int rank, NcclConfig* con
 int async_error(NcclHandle comm, int* result) {
   const std::lock_guard lock(mutex);
   const World& world = worlds[comm->world];
-  if (comm->error != 0) {
-    *result = comm->error;
+  if (comm->error != 0 || failure_of_all != kNcclSuccess) {
+    *result = comm->error != 0 ? comm->error : failure_of_all;
   } else if (waits_for_members && world.joined < world.size) {
     *result = kNcclInProgress;
   } else if (world.finalized > 0 && world.finalized < world.size) {
@@ -115,6 +117,8 @@ int end(NcclHandle comm) {
   const std::lock_guard lock(mutex);
   --living;
   const auto world = worlds.find(comm->world);
+  // Its memory may go now: no call that it has made is completed by others.
+  for (auto& [group, by_rank] : world->second.waiting) by_rank.erase(comm->rank);
   if (--world->second.members == 0) worlds.erase(world);
   delete comm;
   return kNcclSuccess;
@@ -136,11 +140,13 @@ int broadcast(const void* from, void* to, std::size_t bytes, int, int root, Nccl
 }
 
 int group_end() {
-  const std::lock_guard lock(mutex);
   std::vector<std::pair<NcclHandle, Call>> group;
   group.swap(open_group);
   if (group.empty()) return kNcclSuccess;
   NcclHandle comm = group.front().first;
+  // Only the member's own thread makes its calls: it may look at their number without the lock.
+  if (group_watcher) group_watcher(comm->rank, comm->groups);
+  const std::lock_guard lock(mutex);
   World& world = worlds[comm->world];
   if (next_failure != kNcclSuccess) {
     comm->error = std::exchange(next_failure, kNcclSuccess);
@@ -160,7 +166,7 @@ const char* last_error(NcclHandle) { return "as the test wanted"; }
 std::shared_ptr<const NcclApi> fake_nccl() {
   return std::make_shared<const NcclApi>(NcclApi{get_version, get_unique_id, init, async_error,
                                                  finalize, end, end, group_start, group_end,
-                                                 broadcast, error_string, last_error});
+                                                 broadcast, error_string, last_error, true});
 }
 
 void FakeNccl::wait_for_members(bool wait) {
@@ -171,6 +177,16 @@ void FakeNccl::wait_for_members(bool wait) {
 void FakeNccl::fail_next_group(NcclResult result) {
   const std::lock_guard lock(mutex);
   next_failure = result;
+}
+
+void FakeNccl::watch_groups(std::function<void(int, std::size_t)> watcher) {
+  const std::lock_guard lock(mutex);
+  group_watcher = std::move(watcher);
+}
+
+void FakeNccl::fail_all(NcclResult result) {
+  const std::lock_guard lock(mutex);
+  failure_of_all = result;
 }
 
 int FakeNccl::mistakes() {

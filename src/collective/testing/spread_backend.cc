@@ -1,8 +1,10 @@
 #include "collective/testing/spread_backend.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/strings.h"
+#include "collective/nccl/host_credits.h"
 #include "collective/nccl/kept_communicator.h"
 #include "collective/nccl/nccl_spread.h"
 #include "collective/testing/fake_nccl.h"
@@ -73,10 +75,43 @@ NcclUniqueId key_of(const RankPass& pass) {
   return id;
 }
 
-/// Rings of ranks: the chain between hosts, group calls inside them.
+/// A lane that tells other hosts of the progress of a rank.
+class CreditsLane final : public Spread {
+ public:
+  using Tell = Status (HostCredits::*)(Deadline, AbortSignal&);
+  CreditsLane(std::shared_ptr<HostCredits> credits, Tell tell)
+      : credits_(std::move(credits)), tell_(tell) {}
+
+  std::string_view name() const override { return "credits"; }
+  Status run(Deadline deadline, AbortSignal& abort) override {
+    return (*credits_.*tell_)(deadline, abort);
+  }
+  std::uint64_t bytes() const override { return 0; }
+
+ private:
+  const std::shared_ptr<HostCredits> credits_;
+  const Tell tell_;
+};
+
+Status add_credits(RankPass& pass, Spreads& spreads) {
+  CKPT_ASSIGN_OR_RETURN(
+      auto made, HostCredits::create({*pass.transport, *pass.signals, pass.schedule, pass.progress,
+                                      pass.layout, pass.epoch, pass.pass, pass.rank},
+                                     pass.listeners, Deadline::after_seconds(30)));
+  const std::shared_ptr<HostCredits> credits = std::move(made);
+  if (!pass.schedule.fill.empty()) {
+    spreads.push_back(std::make_unique<CreditsLane>(credits, &HostCredits::tell_filled));
+  }
+  spreads.push_back(std::make_unique<CreditsLane>(credits, &HostCredits::tell_acknowledged));
+  return Status();
+}
+
+/// Rings of ranks: group calls inside a host, and between hosts where every owner is a recipient;
+/// else the chain between hosts.
 Result<Spreads> chain_and_nccl(RankPass& pass) {
   Spreads spreads;
-  CKPT_RETURN_IF_ERROR(add_chain(pass, spreads));
+  CKPT_RETURN_IF_ERROR(pass.listeners.empty() ? add_chain(pass, spreads)
+                                              : add_credits(pass, spreads));
   // One thread makes the lanes of all ranks.
   FakeNccl::wait_for_members(false);
   AbortSignal never;
@@ -201,7 +236,14 @@ std::vector<SpreadBackend> spread_backends() {
           {"nccl_fake", RingSharing::kPerRank, on_host, fake, die, chain_and_nccl, true},
           {"nccl_fake_over_hosts", RingSharing::kPerRank, on_host, fake, die, chain_and_nccl, false,
            true},
+          {"nccl_fake_over_hosts_ucx", RingSharing::kPerRank, on_host, make_ucx, close,
+           chain_and_nccl, false, true},
           cuda};
+}
+
+SpreadBackend spread_backend(std::string_view name) {
+  const auto backends = spread_backends();
+  return *std::ranges::find(backends, name, &SpreadBackend::name);
 }
 
 }  // namespace ckpt::testing

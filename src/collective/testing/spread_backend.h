@@ -8,6 +8,7 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "collective/chain/chain_spread.h"
@@ -35,10 +36,13 @@ struct RankPass {
   ReceiveTarget received;                 ///< where a transport puts what it reads
   std::map<StreamKey, Staging> stagings;  ///< of every stream in the pull list
   Transport* transport;                   ///< null without; so are the next three
-  ChainSignals* signals;
+  ProgressSignals* signals;
   std::map<int, RemoteMemory> pools;  ///< of the owners that the rank reads
   std::map<int, RemoteMemory> rings;  ///< or stagings, of the stops before and behind the rank
-  std::vector<std::byte> key;         ///< what SpreadBackend::make_key gave to the first of all
+  /// Where recipients of all hosts are spread to at once: whom the rank tells of its progress, with
+  /// their descriptors.
+  std::map<int, std::vector<std::byte>> listeners;
+  std::vector<std::byte> key;  ///< what SpreadBackend::make_key gave to the first of all
 };
 
 using Spreads = std::vector<std::unique_ptr<Spread>>;
@@ -72,5 +76,7 @@ inline void PrintTo(const SpreadBackend& backend, std::ostream* out) { *out << b
 std::vector<SpreadBackend> spread_backends();
 /// Of ranks of one host that are a process each.
 std::vector<SpreadBackend> process_backends();
+/// The one of them that is called `name`.
+SpreadBackend spread_backend(std::string_view name);
 
 }  // namespace ckpt::testing

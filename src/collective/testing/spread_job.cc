@@ -10,6 +10,7 @@
 
 #include "base/host.h"
 #include "base/strings.h"
+#include "collective/nccl/host_credits.h"
 #include "collective/testing/guarded_buffer.h"
 #include "collective/testing/must.h"
 #include "collective/testing/pass_lanes.h"
@@ -183,7 +184,7 @@ void SpreadJob::join_network(int rank) {
   if (!backend_.make_transport) return;
   Owner& owner = this->owner(rank);
   owner.transport = backend_.make_transport(network_, rank);
-  owner.signals = std::make_unique<ChainSignals>(*owner.transport);
+  owner.signals = std::make_unique<ProgressSignals>(*owner.transport);
   // In two regions with an awkward border, so that some chunks lie in both.
   for (const PoolRun& segment : owner.pool->segments()) {
     const std::uint64_t cut = std::min(segment.bytes, segment.bytes / 3 | 1);
@@ -416,10 +417,20 @@ std::unique_ptr<RankPass> SpreadJob::make_rank(Pass& pass, int rank) {
       .signals = owner.signals.get(),
       .pools = {},
       .rings = {},
+      .listeners = {},
       .key = pass.published.at(recipients_.front()).key});
 }
 
 Status SpreadJob::connect(Pass& pass, RankPass& rank) {
+  if (over_hosts_) {
+    std::map<int, std::vector<int>> hosts;
+    for (const int recipient : recipients_) hosts[host_of(recipient)].push_back(recipient);
+    std::vector<std::vector<int>> ranks;
+    for (const auto& [host, of_host] : hosts) ranks.push_back(of_host);
+    for (const int listener : credit_listeners(ranks, rank.rank)) {
+      rank.listeners[listener] = pass.published[listener].pool;
+    }
+  }
   std::set<int> pools, rings;
   for (const IncomingChunk& incoming : rank.schedule.receive) {
     (incoming.from_pool ? pools : rings).insert(incoming.source);

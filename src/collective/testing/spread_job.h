@@ -97,7 +97,7 @@ class SpreadJob {
   struct Owner {
     std::shared_ptr<Device> device;
     std::shared_ptr<Transport> transport;
-    std::unique_ptr<ChainSignals> signals;
+    std::unique_ptr<ProgressSignals> signals;
     std::unique_ptr<HostPool> pool;
     std::vector<std::unique_ptr<MemoryRegion>> regions;
     std::vector<RemoteMemory::Piece> pieces;

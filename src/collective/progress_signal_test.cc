@@ -1,4 +1,4 @@
-#include "collective/chain/chain_signal.h"
+#include "collective/progress_signal.h"
 
 #include <gtest/gtest.h>
 
@@ -9,10 +9,10 @@
 namespace ckpt {
 namespace {
 
-constexpr ChainSignal kExample{ChainSignal::Kind::kForwarded, 0x0102030405060708, 9, 10,
-                               0x1112131415161718};
+constexpr ProgressSignal kExample{ProgressSignal::Kind::kForwarded, 0x0102030405060708, 9, 10,
+                                  0x1112131415161718};
 
-void expect_equal(const ChainSignal& a, const ChainSignal& b) {
+void expect_equal(const ProgressSignal& a, const ProgressSignal& b) {
   EXPECT_EQ(a.kind, b.kind);
   EXPECT_EQ(a.epoch, b.epoch);
   EXPECT_EQ(a.pass, b.pass);
@@ -20,40 +20,41 @@ void expect_equal(const ChainSignal& a, const ChainSignal& b) {
   EXPECT_EQ(a.value, b.value);
 }
 
-TEST(ChainSignal, ComesBackEqual) {
-  for (const auto kind : {ChainSignal::Kind::kReceived, ChainSignal::Kind::kForwarded}) {
+TEST(ProgressSignal, ComesBackEqual) {
+  for (const auto kind : {ProgressSignal::Kind::kReceived, ProgressSignal::Kind::kForwarded,
+                          ProgressSignal::Kind::kFilled, ProgressSignal::Kind::kAcknowledged}) {
     for (const std::uint64_t value : {std::uint64_t{0}, ~std::uint64_t{0}}) {
-      const ChainSignal signal{kind, value, 0xFFFFFFFF, 0x7FFFFFFF, value};
-      const auto decoded = decode_chain_signal(encode_chain_signal(signal));
+      const ProgressSignal signal{kind, value, 0xFFFFFFFF, 0x7FFFFFFF, value};
+      const auto decoded = decode_progress_signal(encode_progress_signal(signal));
       ASSERT_TRUE(decoded.has_value());
       expect_equal(*decoded, signal);
     }
   }
 }
 
-TEST(ChainSignal, HasTheseBytes) {
+TEST(ProgressSignal, HasTheseBytes) {
   const unsigned char expected[32] = {'C',  'K',  'S',  '1',  2,    0,    0,    0,  //
                                       8,    7,    6,    5,    4,    3,    2,    1,  //
                                       9,    0,    0,    0,    10,   0,    0,    0,  //
                                       0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11};
-  const ChainSignalBytes bytes = encode_chain_signal(kExample);
+  const ProgressSignalBytes bytes = encode_progress_signal(kExample);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     EXPECT_EQ(bytes[i], static_cast<std::byte>(expected[i])) << "byte " << i;
   }
 }
 
-TEST(ChainSignal, DamagedBytesAreRefused) {
-  const ChainSignalBytes good = encode_chain_signal(kExample);
+TEST(ProgressSignal, DamagedBytesAreRefused) {
+  const ProgressSignalBytes good = encode_progress_signal(kExample);
   for (std::size_t size = 0; size < good.size(); ++size) {
-    EXPECT_FALSE(decode_chain_signal(std::span(good).first(size)).has_value()) << size;
+    EXPECT_FALSE(decode_progress_signal(std::span(good).first(size)).has_value()) << size;
   }
   std::vector<std::byte> longer(good.begin(), good.end());
   longer.push_back(std::byte{0});
-  EXPECT_FALSE(decode_chain_signal(longer).has_value());
+  EXPECT_FALSE(decode_progress_signal(longer).has_value());
   for (std::size_t bit = 0; bit < 8 * 8; ++bit) {  // of magic and kind
-    ChainSignalBytes damaged = good;
+    ProgressSignalBytes damaged = good;
     damaged[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
-    const auto decoded = decode_chain_signal(damaged);
+    const auto decoded = decode_progress_signal(damaged);
     EXPECT_FALSE(decoded.has_value()) << "bit " << bit;
   }
 }
@@ -63,22 +64,22 @@ struct Pair {
   testing::FakeNetwork network;
   std::shared_ptr<CallbackTransport> listener = network.make_transport("rank 0");
   std::shared_ptr<CallbackTransport> speaker = network.make_transport("rank 1");
-  std::unique_ptr<ChainSignals> signals = std::make_unique<ChainSignals>(*listener);
+  std::unique_ptr<ProgressSignals> signals = std::make_unique<ProgressSignals>(*listener);
 
   void say(std::uint64_t epoch, std::uint32_t pass, std::uint64_t value) {
-    say(encode_chain_signal({ChainSignal::Kind::kReceived, epoch, pass, 1, value}));
+    say(encode_progress_signal({ProgressSignal::Kind::kReceived, epoch, pass, 1, value}));
   }
   void say(std::span<const std::byte> bytes) {
     listener->deliver_signal("rank 1", speaker->instance(), bytes);
   }
 };
 
-TEST(ChainSignals, GoToThePassThatTheyBelongTo) {
+TEST(ProgressSignals, GoToThePassThatTheyBelongTo) {
   Pair pair;
   std::vector<std::uint64_t> first, second, later;
-  pair.signals->open(1, 1, [&](const ChainSignal& signal) { first.push_back(signal.value); });
-  pair.signals->open(1, 2, [&](const ChainSignal& signal) { second.push_back(signal.value); });
-  pair.signals->open(2, 1, [&](const ChainSignal& signal) { later.push_back(signal.value); });
+  pair.signals->open(1, 1, [&](const ProgressSignal& signal) { first.push_back(signal.value); });
+  pair.signals->open(1, 2, [&](const ProgressSignal& signal) { second.push_back(signal.value); });
+  pair.signals->open(2, 1, [&](const ProgressSignal& signal) { later.push_back(signal.value); });
   pair.say(1, 1, 10);
   pair.say(1, 2, 20);
   pair.say(2, 1, 30);
@@ -89,11 +90,11 @@ TEST(ChainSignals, GoToThePassThatTheyBelongTo) {
   EXPECT_EQ(later, std::vector<std::uint64_t>{30});
 }
 
-TEST(ChainSignals, AreDroppedBeforeAndAfterTheirPassAndWhenDamaged) {
+TEST(ProgressSignals, AreDroppedBeforeAndAfterTheirPassAndWhenDamaged) {
   Pair pair;
   std::vector<std::uint64_t> heard;
   pair.say(1, 1, 1);
-  pair.signals->open(1, 1, [&](const ChainSignal& signal) { heard.push_back(signal.value); });
+  pair.signals->open(1, 1, [&](const ProgressSignal& signal) { heard.push_back(signal.value); });
   pair.say(std::vector<std::byte>(32, std::byte{0xFF}));
   pair.say(std::vector<std::byte>());
   pair.say(1, 1, 2);

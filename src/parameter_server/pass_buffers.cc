@@ -145,7 +145,13 @@ Result<DeviceBuffer*> PassBuffers::open_or_reuse(Device& device, const BufferHan
       opened.use = std::move(*use);
     }
     auto buffer = device.open(handle);
-    if (!buffer) return buffer.status().with_context(concat("memory of rank ", owner));
+    if (!buffer) {
+      return buffer.status().with_context(
+          concat("memory of rank ", owner,
+                 handle.kind == DeviceKind::kCuda
+                     ? " (where GPUs cannot open each other's, use --collective nccl)"
+                     : ""));
+    }
     opened.buffer = std::move(*buffer);
   }
   if (pin && !opened.pinned) {

@@ -100,7 +100,11 @@ Result<PassOffer> own_offer(const PassSetup& setup, const std::vector<int>& reci
   mine.network = setup.network;
   mine.device_kind = setup.device.kind();
   mine.device_uuid = setup.device.uuid();
-  CKPT_ASSIGN_OR_RETURN(const DeviceMemory memory, memory_for_pass(setup, recipients.size()));
+  CKPT_ASSIGN_OR_RETURN(DeviceMemory memory, memory_for_pass(setup, recipients.size()));
+  if (setup.communicator != nullptr) {
+    // It is made when ring and staging have been allocated.
+    memory.free_bytes -= std::min(memory.free_bytes, setup.communicator->bytes_to_come());
+  }
   mine.available_bytes =
       static_cast<std::uint64_t>(static_cast<double>(memory.free_bytes) * setup.memory_fraction);
   mine.ring_bytes = setup.memory.ring_bytes;
@@ -198,7 +202,7 @@ Result<bool> needs_communicator(const PassSetup& setup, const PlannedPass& pass)
     const auto at = std::lower_bound(pass.recipients.begin(), pass.recipients.end(), rank);
     const PassOffer& offer = pass.offers[static_cast<std::size_t>(at - pass.recipients.begin())];
     const auto [other, alone] = ranks.emplace(offer.device_uuid, rank);
-    if (!alone) {
+    if (!alone && !offer.device_uuid.empty()) {
       return unsupported(concat("ranks ", other->second, " and ", rank, " share ",
                                 offer.device_uuid,
                                 ", and NCCL needs a GPU for each rank; use "

@@ -1,11 +1,19 @@
 #include "collective/nccl/kept_communicator.h"
 
 #include <cstring>
+#include <thread>
 
 #include "base/host.h"
 #include "base/strings.h"
 
 namespace ckpt {
+namespace {
+
+// Of each member: large enough for the protocol and the SMs of a chunk, which take memory when they
+// are first used.
+constexpr std::uint64_t kFirstCallBytes = 4 << 20;
+
+}  // namespace
 
 Result<std::vector<std::byte>> KeptCommunicator::make_key() const {
   NcclUniqueId id{};
@@ -19,43 +27,59 @@ Result<std::vector<std::byte>> KeptCommunicator::make_key() const {
 Status KeptCommunicator::make(std::span<const std::byte> key, std::vector<int> members, int rank,
                               Device& device, Deadline deadline, AbortSignal& abort) {
   communicator_.reset();
+  id_ = device_bytes_ = 0;
   NcclUniqueId id{};
   if (key.size() != sizeof(id.bytes)) {
     return protocol_error(concat("rank ", members.front(), " sent a key of ", key.size(),
                                  " bytes for a communicator, not ", sizeof(id.bytes)));
   }
   std::memcpy(id.bytes, key.data(), key.size());
-  // Asking also makes the GPU current on this thread, which is how NCCL learns of it.
-  CKPT_ASSIGN_OR_RETURN(const DeviceMemory before, device.memory());
-  CKPT_ASSIGN_OR_RETURN(
-      communicator_, NcclCommunicator::create(api_, id, std::move(members), rank, deadline, abort));
-  CKPT_RETURN_IF_ERROR(connect(device, deadline, abort));
-  CKPT_ASSIGN_OR_RETURN(const DeviceMemory after, device.memory());
-  device_bytes_ = before.free_bytes > after.free_bytes ? before.free_bytes - after.free_bytes : 0;
+  // NCCL takes the GPU that is current on the thread. The caller's thread may have another one,
+  // which it keeps; a thread that never chose one keeps the GPU of its first call.
+  Status status;
+  std::thread maker(
+      [&] { status = make_here(id, std::move(members), rank, device, deadline, abort); });
+  maker.join();
+  if (!status.is_ok()) {
+    communicator_.reset();
+    return status;
+  }
   id_ = 0xcbf29ce484222325;  // FNV-1a of the key
   for (const std::byte byte : key) id_ = (id_ ^ static_cast<std::uint8_t>(byte)) * 0x100000001b3;
   if (id_ == 0) id_ = 1;
   return Status();
 }
 
+Status KeptCommunicator::make_here(const NcclUniqueId& id, std::vector<int> members, int rank,
+                                   Device& device, Deadline deadline, AbortSignal& abort) {
+  // Asking also makes the GPU current.
+  CKPT_ASSIGN_OR_RETURN(const DeviceMemory before, device.memory());
+  CKPT_ASSIGN_OR_RETURN(
+      communicator_, NcclCommunicator::create(api_, id, std::move(members), rank, deadline, abort));
+  CKPT_RETURN_IF_ERROR(connect(device, deadline, abort));
+  CKPT_ASSIGN_OR_RETURN(const DeviceMemory after, device.memory());
+  device_bytes_ = before.free_bytes > after.free_bytes ? before.free_bytes - after.free_bytes : 0;
+  return Status();
+}
+
 Status KeptCommunicator::connect(Device& device, Deadline deadline, AbortSignal& abort) {
-  constexpr std::uint64_t kBytes = 256;
   const std::size_t members = communicator_->members().size();
   CKPT_ASSIGN_OR_RETURN(
       const auto scratch,
-      device.allocate(kBytes * members, concat("checkpoint-engine-nccl-", random_id())));
+      device.allocate(kFirstCallBytes * members, concat("checkpoint-engine-nccl-", random_id())));
   scratch->close_to_others();
   CKPT_ASSIGN_OR_RETURN(const auto stream, device.make_stream());
   std::vector<NcclBroadcast> group;
   for (std::size_t root = 0; root < members; ++root) {
-    std::byte* const data = scratch->data() + root * kBytes;
-    group.push_back({data, data, kBytes, static_cast<int>(root)});
+    std::byte* const data = scratch->data() + root * kFirstCallBytes;
+    group.push_back({data, data, kFirstCallBytes, static_cast<int>(root)});
   }
-  Status status = communicator_->broadcast(group, stream->native_handle(), deadline, abort);
-  if (status.is_ok()) {
+  const auto call = [&]() -> Status {
+    CKPT_RETURN_IF_ERROR(communicator_->broadcast(group, stream->native_handle(), deadline, abort));
     CKPT_ASSIGN_OR_RETURN(const auto ticket, stream->mark());
-    status = stream->wait(ticket, deadline, abort);
-  }
+    return stream->wait(ticket, deadline, abort);
+  };
+  const Status status = call();
   // Before the stream and the memory go, which a kernel may still wait with.
   if (!status.is_ok()) communicator_->abort();
   return status;

@@ -56,7 +56,9 @@ class KeptCommunicatorTest : public ::testing::Test {
 TEST_F(KeptCommunicatorTest, IsTheSameOnAllRanksAndKept) {
   EXPECT_EQ(three_->id(), 0u);
   EXPECT_FALSE(three_->connects(members_));
+  EXPECT_GT(three_->bytes_to_come(), 1u << 30);
   make_both();
+  EXPECT_EQ(three_->bytes_to_come(), 0u);
   EXPECT_NE(three_->id(), 0u);
   EXPECT_EQ(three_->id(), five_->id());
   EXPECT_TRUE(three_->connects(members_));

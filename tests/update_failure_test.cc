@@ -82,14 +82,17 @@ INSTANTIATE_TEST_SUITE_P(, UpdateFailure,
                          ::testing::Values(Rings{"OneRing", "auto", kLargeRing},
                                            Rings{"OneSmallRing", "auto", kSmallRing},
                                            Rings{"SmallOwnRingsOfHosts", "peer", kSmallRing,
-                                                 kTwoHosts}),
+                                                 kTwoHosts},
+                                           Rings{"NcclOverHosts", "nccl", kSmallRing, kTwoHosts}),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(
     , UpdateFailureInMidRing,
     ::testing::Values(Rings{"OneSmallRing", "auto", kSmallRing},
                       Rings{"SmallOwnRings", "peer", kSmallRing},
                       Rings{"SmallRingsOfHosts", "auto", kSmallRing, kTwoHosts},
-                      Rings{"SmallOwnRingsOfHosts", "peer", kSmallRing, kTwoHosts}),
+                      Rings{"SmallOwnRingsOfHosts", "peer", kSmallRing, kTwoHosts},
+                      Rings{"Nccl", "nccl", kSmallRing},
+                      Rings{"NcclOverHosts", "nccl", kSmallRing, kTwoHosts}),
     name_of);
 
 TEST_P(UpdateFailure, AWorkerRefusesATensor) {

@@ -48,7 +48,7 @@ Status ParameterServerImpl::start(AbortSignal* abort) {
   CKPT_ASSIGN_OR_RETURN(spread_, spread_choice(options_.collective, device_->kind()));
   memory_.sharing = spread_.sharing;
   if (options_.collective == "nccl") {
-    CKPT_ASSIGN_OR_RETURN(auto nccl, load_nccl());
+    CKPT_ASSIGN_OR_RETURN(auto nccl, nccl_for(device_->kind()));
     communicator_ =
         std::make_unique<KeptCommunicator>(std::move(nccl), options_.release_communicators);
   }

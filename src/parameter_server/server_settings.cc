@@ -37,17 +37,22 @@ Result<SpreadChoice> spread_choice(const std::string& collective, DeviceKind dev
   if (collective == "auto") {
     return SpreadChoice{host ? RingSharing::kPerHost : RingSharing::kPerRank};
   }
-  if (collective == "peer") return SpreadChoice{RingSharing::kPerRank};
+  if (collective == "peer" || collective == "nccl") return SpreadChoice{RingSharing::kPerRank};
   if (collective == "chain") {
     if (host) return SpreadChoice{RingSharing::kPerHost};
     return SpreadChoice{RingSharing::kPerRank, true};
   }
-  if (collective == "nccl") {
-    if (!host) return SpreadChoice{RingSharing::kPerRank};
-    return unsupported("NCCL works between GPUs only: use collective auto on device host");
-  }
   return invalid_argument(
       concat("no collective ", quoted(collective), "; there are auto, peer, nccl and chain"));
+}
+
+Result<std::shared_ptr<const NcclApi>> nccl_for(DeviceKind device) {
+  auto nccl = load_nccl();
+  const bool host_memory = nccl && (*nccl)->works_on_host_memory;
+  if (device == DeviceKind::kHost && !host_memory) {
+    return unsupported("NCCL works between GPUs only: use collective auto on device host");
+  }
+  return nccl;
 }
 
 Result<double> memory_fraction(const ParameterServerOptions& options) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint_engine/parameter_server.h"
+#include "collective/nccl/nccl_api.h"
 #include "device/device.h"
 #include "plan/plan.h"
 
@@ -29,6 +30,9 @@ struct SpreadChoice {
   std::string planned_host(const std::string& host_id, int rank) const;
 };
 Result<SpreadChoice> spread_choice(const std::string& collective, DeviceKind device);
+
+/// NCCL for collective `nccl`. kUnsupported on device host, which only a stand-in of tests can do.
+Result<std::shared_ptr<const NcclApi>> nccl_for(DeviceKind device);
 
 /// The share of the free memory that an update may take; in (0, 1].
 Result<double> memory_fraction(const ParameterServerOptions& options);

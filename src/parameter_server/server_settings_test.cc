@@ -27,7 +27,7 @@ TEST(SpreadChoice, TheChainTakesRanksWithGpusForHosts) {
 }
 
 TEST(SpreadChoice, WhatCannotBeIsRefused) {
-  EXPECT_EQ(spread_choice("nccl", DeviceKind::kHost).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(nccl_for(DeviceKind::kHost).status().code(), StatusCode::kUnsupported);
   EXPECT_THAT(spread_choice("gloo", DeviceKind::kHost).status().message(),
               HasSubstr("auto, peer, nccl and chain"));
 }

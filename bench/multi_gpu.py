@@ -5,8 +5,19 @@ killed. One rank and one worker for each GPU that is found (with --device host: 
 
   bench/multi_gpu.py [--gpus N] [--gib 64] [--seconds 470] [--out FOLDER] [STEP...]
 
-Steps: ceilings nccl compare choices p2p kill (all of them, in this order). Each has its own time limit, and a run that the
-remaining time does not hold is left out and named. FOLDER gets results.json, results.md and log.txt."""
+Steps (all of them, in this order, unless some are named):
+  ceilings     of the machine
+  nccl         alone: broadcasts by size, what a communicator takes
+  nccl-memory  what explains that memory: a communicator under each of a dozen settings (80 s)
+  trace        one update of each collective as a timeline: trace-COLLECTIVE.json, for chrome://tracing or Perfetto
+  compare      with 0.4.2
+  choices      `peer` beside `nccl`, overlap, rings, chunks
+  p2p          to some ranks
+  kill, kill-nccl, kill-hub   a rank dies in mid-update: with `peer`, with `nccl`, the rank with the hub
+  nccl-hosts   `nccl` between ranks that each say to be a host of their own; one of them dies
+  large        64 GiB, whatever --gib says
+Each run has its own time limit; one that the remaining time does not hold is left out and named. FOLDER gets results.json,
+results.md and log.txt."""
 import argparse
 import json
 import os
@@ -19,7 +30,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 BIN = next((folder for folder in (HERE.parent / "bin", HERE.parent / "build" / "bundle" / "bin") if folder.exists()),
            HERE.parent / "build" / "release" / "bin")
 STOCK_WORKER = f"{sys.executable} {HERE / 'compare' / 'stock_worker.py'}"
-STEPS = ("ceilings", "nccl", "compare", "choices", "p2p", "kill")
+STEPS = ("ceilings", "nccl", "nccl-memory", "trace", "compare", "choices", "p2p", "kill", "kill-nccl", "kill-hub", "nccl-hosts", "large")
 
 
 def gpus_found():
@@ -40,18 +51,19 @@ class Run:
         self.results = {"gpus": options.gpus, "ranks": options.ranks, "device": options.device, "gib": options.gib,
                         "machine": machine(), "runs": [], "left_out": []}
 
-    def call(self, name, limit, command):
+    def call(self, name, limit, command, environment=None):
         """The program's lines, or None: it failed, or there was no time for it."""
         left = self.end - time.monotonic()
         if left < min(limit, 20):
             self.results["left_out"].append({"run": name, "why": "no time"})
             return None
-        self.log.write(f"== {name}: {' '.join(map(str, command))}\n")
+        set_here = [f"{variable}={value}" for variable, value in (environment or {}).items()]
+        self.log.write(f"== {name}: {' '.join(map(str, set_here + command))}\n")
         self.log.flush()
         begin = time.monotonic()
         try:
             done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=self.log, text=True,
-                                  timeout=min(limit, left))
+                                  timeout=min(limit, left), env=os.environ | (environment or {}))
         except subprocess.TimeoutExpired:
             self.results["left_out"].append({"run": name, "why": f"not done after {time.monotonic() - begin:.0f} s"})
             return None
@@ -62,8 +74,8 @@ class Run:
             return None
         return done.stdout
 
-    def update(self, name, limit=60, ranks=None, **settings):
-        """One gpu_update; its figures (of a killed rank: two)."""
+    def update(self, name, limit=60, ranks=None, environment=None, **settings):
+        """One gpu_update; returns its figures (of a killed rank: two)."""
         file = self.out / "one.json"
         file.unlink(missing_ok=True)
         options = {"device": self.options.device, "gib": self.options.gib, "ranks": ranks or self.options.ranks,
@@ -71,11 +83,12 @@ class Run:
         command = [BIN / "gpu_update", "--json", file]
         for option, value in options.items():
             command += [f"--{option.replace('_', '-')}", str(value)]
-        if self.call(name, limit, command) is None:
-            return
-        for line in file.read_text().splitlines():
-            self.results["runs"].append({"run": name} | json.loads(line))
+        if self.call(name, limit, command, environment) is None:
+            return []
+        figures = [{"run": name} | json.loads(line) for line in file.read_text().splitlines()]
         file.unlink()
+        self.results["runs"] += figures
+        return figures
 
 
 def machine():
@@ -96,7 +109,78 @@ def ceilings(run):
 def nccl(run):
     """Broadcasts of one root and of all, by size; and what a communicator takes."""
     if run.options.on_gpus:
-        run.update("NCCL alone", gib=1.5, updates=1, nccl_ceilings=1)
+        run.update("NCCL alone", nccl_alone=1, **SMALL)
+
+
+# Of the parameters that the workers of a run allocate, which need nothing here.
+SMALL = {"gib": 0.05, "shrink": 8}
+
+# Each is read once by a process, so each gets processes of its own. Multicast (NVLS) stays as the machine has it.
+NCCL_SETTINGS = (
+    {},
+    {"CUDA_MODULE_LOADING": "EAGER"},  # how much of it is the library's code
+    {"NCCL_CUMEM_ENABLE": "0"},
+    {"NCCL_RUNTIME_CONNECT": "0"},  # all algorithms are connected when it is made
+    {"NCCL_ALGO": "Ring"},
+    {"NCCL_PROTO": "Simple"},
+    {"NCCL_MAX_CTAS": "2"},
+    {"NCCL_BUFFSIZE": "1048576"},
+    {"NCCL_LL_BUFFSIZE": "16384", "NCCL_LL128_BUFFSIZE": "131072"},
+    {"NCCL_WIN_ENABLE": "0"},  # symmetric windows
+    {"NCCL_P2P_DISABLE": "1"},  # by host memory: what is left has nothing to do with peers
+    {"NCCL_BUFFSIZE": "1048576", "NCCL_MAX_CTAS": "4", "NCCL_CUMEM_ENABLE": "0", "NCCL_WIN_ENABLE": "0", "NCCL_ALGO": "Ring"},
+)
+
+
+def nccl_memory(run):
+    """When a communicator takes how much device memory, and which of NCCL's settings changes that."""
+    if not run.options.on_gpus:
+        return
+    for settings in NCCL_SETTINGS:
+        name = " ".join(f"{variable}={value}" for variable, value in settings.items()) or "as we make it"
+        run.update(name, limit=15, environment=settings, nccl_alone=1, **SMALL)
+
+
+def trace(run):
+    for collective in ("peer", "nccl") if run.options.on_gpus else ("peer",):
+        for figures in run.update(f"traced ({collective})", gib=min(run.options.gib, 16), collective=collective, updates=1):
+            (run.out / f"trace-{collective}.json").write_text(json.dumps(timeline(figures)))
+
+
+def timeline(figures):
+    """The last verified update in the format of chrome://tracing. Stages of a rank follow each other; lanes begin with the
+    last stage of `prepare`, as a report says only how long they took."""
+    events = []
+    for rank in figures["by_rank"]:
+        update = [one for one in rank["updates"] if one["verify"]][-1]
+        stages = update["stages"]
+
+        def name_of(kind, name, **row):
+            events.append({"ph": "M", "pid": rank["rank"], "name": kind, "args": {"name": name}} | row)
+
+        def add(row, name, begin):
+            events.append({"ph": "X", "pid": rank["rank"], "tid": row, "name": name, "ts": begin * 1e6, "dur": stages[name] * 1e6})
+            return begin + stages[name]
+
+        name_of("process_name", f"rank {rank['rank']}")
+        name_of("thread_name", "update", tid=0)
+        now = prepared = 0
+        for name in PREPARE + COMMIT:
+            if name in stages:
+                now = add(0, name, now)
+            if name == PREPARE[-1]:
+                prepared = now
+        for row, name in enumerate(LANES, 1):
+            if name in stages:
+                name_of("thread_name", f"lane {name}", tid=row)
+                add(row, name, prepared)
+    return {"traceEvents": events}
+
+
+# docs/report.md
+PREPARE = ("agree", "plan", "allocate")
+COMMIT = ("connect", "open", "deliver", "agree-loaded", "release", "finish")
+LANES = ("fill", "receive", "pull", "credits")
 
 
 def compare(run):
@@ -136,12 +220,36 @@ def p2p(run):
         run.update("P2P, all but rank 0", owners=ranks, first_recipient=1, collective="peer")
 
 
+def kill_one(run, name, rank=1, **settings):
+    if run.options.ranks > 1:
+        run.update(name, gib=min(run.options.gib, 8), updates=1, kill_rank=rank, **settings)
+
+
 def kill(run):
-    if run.options.ranks == 1:
-        return
+    kill_one(run, "a rank is killed (peer)", collective="peer")
+
+
+def kill_nccl(run):
+    if run.options.on_gpus:
+        kill_one(run, "a rank is killed (nccl)", collective="nccl")
+
+
+def kill_hub(run):
     for collective in ("peer", "nccl") if run.options.on_gpus else ("peer",):
-        run.update(f"a rank is killed ({collective})", gib=min(run.options.gib, 8), collective=collective, updates=1, kill_rank=1)
-    run.update("the rank with the hub is killed", gib=min(run.options.gib, 8), collective="peer", updates=1, kill_rank=0)
+        kill_one(run, f"the rank with the hub is killed ({collective})", rank=0, collective=collective)
+
+
+def nccl_hosts(run):
+    """Ranks of several hosts tell each other over the transport how far they are, before a group call goes out."""
+    if run.options.on_gpus and run.options.ranks > 1:
+        hosts = {"collective": "nccl", "hosts": run.options.ranks}
+        run.update("nccl between hosts", gib=min(run.options.gib, 16), **hosts)
+        kill_one(run, "a rank of another host is killed (nccl)", **hosts)
+
+
+def large(run):
+    for collective in ("peer", "nccl") if run.options.on_gpus else ("peer",):
+        run.update(f"64 GiB ({collective})", limit=150, gib=64, updates=2, collective=collective)
 
 
 def ceiling_of(figures, broadcast):
@@ -157,14 +265,23 @@ def markdown(results):
         lines += [f"| {row['what']} | {row['with']} | {row['gb_per_s']:.1f} |" for row in results["ceilings"]["ceilings"]]
         lines.append("")
     broadcast = 0
-    for row in results["runs"]:
-        if "nccl" in row:
+    alone = [row for row in results["runs"] if "nccl" in row]
+    for row in alone:
+        if row["run"] == "NCCL alone":
             rates = row["nccl"]["gb_per_s"]
             broadcast = max(rates["all_roots"].values()) if results["gpus"] > 1 else 0
             lines += ["| NCCL broadcast | one root, GB/s | all roots, GB/s |", "|---|---|---|"]
             lines += [f"| {size} | {rates['one_root'][size]:.0f} | {rates['all_roots'][size]:.0f} |" for size in rates["one_root"]]
-            lines += ["", f"communicator: {row['nccl']['make_seconds']:.2f} s, {row['nccl']['communicator_bytes'] / 2**30:.2f} GiB, "
-                      f"{row['nccl']['used_bytes'] / 2**30:.2f} GiB after use, {row['nccl']['left_bytes'] / 2**30:.2f} GiB left when released", ""]
+            lines.append("")
+    if alone:
+        lines += ["| communicator | s | to connect | GiB when made | after a small call | a large one | all | when freed | one root, GB/s | all roots |",
+                  "|" + "---|" * 10]
+        for row in alone:
+            figures, rates = row["nccl"], row["nccl"]["gb_per_s"]
+            gib = " | ".join(f"{figures[f'{when}_bytes'] / 2**30:.2f}" for when in ("communicator", "small_call", "large_call", "used", "left"))
+            best = " | ".join(f"{max(rates[roots].values()):.0f}" for roots in ("one_root", "all_roots"))
+            lines.append(f"| {row['run']} | {figures['make_seconds']:.2f} | {figures['connect_seconds']:.2f} | {gib} | {best} |")
+        lines.append("")
     if "compare" in results:
         lines += ["| side | first s | later s | device GiB |", "|---|---|---|---|"]
         lines += [f"| {row['side']} | {row['first_seconds']:.3f} | {row['later_seconds']:.3f} | {row['extra_device_bytes'] / 2**30:.2f} |"
@@ -172,6 +289,8 @@ def markdown(results):
         lines.append("")
     lines += ["| run | GB | H2D GB/s | from a neighbour GB/s | first s | verified s | not verified s | of the ceiling | device GiB |", "|" + "---|" * 9]
     for row in results["runs"]:
+        if "nccl" in row:
+            continue
         if "verified_seconds" not in row:
             told = ", ".join(f"rank {one['rank']} {one['seconds']:.3f} s" for one in row["told"])
             lines.append(f"| {row['run']} | | | | | cause after: {told} | | | |")
@@ -204,7 +323,7 @@ def main():
     options.on_gpus = options.device == "cuda" and options.ranks == options.gpus  # NCCL wants a GPU for each rank
     run = Run(options)
     for step in options.steps or STEPS:
-        globals()[step](run)
+        globals()[step.replace("-", "_")](run)
         (run.out / "results.json").write_text(json.dumps(run.results, indent=1))
     text = markdown(run.results)
     (run.out / "results.md").write_text(text)

@@ -57,6 +57,18 @@ void print(const json& all) {
   std::printf("  every byte is right\n");
 }
 
+void print_nccl(const json& nccl) {
+  std::printf("  communicator        %9.3f s to make, %.3f to connect\n",
+              nccl["make_seconds"].get<double>(), nccl["connect_seconds"].get<double>());
+  for (const char* when : {"communicator", "small_call", "large_call", "used", "left"}) {
+    std::printf("  %-19s %9.2f GiB of device memory\n", when,
+                nccl[std::string(when) + "_bytes"].get<double>() / (1 << 30));
+  }
+  for (const auto& [size, rate] : nccl["gb_per_s"]["all_roots"].items()) {
+    std::printf("  %-19s %9.1f GB/s of all roots\n", size.c_str(), rate.get<double>());
+  }
+}
+
 void print_death(const json& all) {
   for (const json& told : all["told"]) {
     std::printf("rank %d died in an update; rank %d had the cause after %.3f s: %s\n",
@@ -72,7 +84,7 @@ void append(const Settings& settings, const json& all) {
 Status run(const Settings& settings) {
   if (settings.kill_rank < 0) {
     CKPT_ASSIGN_OR_RETURN(const json all, run_trial(settings));
-    print(all);
+    settings.nccl_alone ? print_nccl(all["nccl"]) : print(all);
     append(settings, all);
     return Status();
   }

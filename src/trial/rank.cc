@@ -59,6 +59,7 @@ class RankRun {
   Status start();
   Status meet_worker();
   Status measure_ceilings();
+  Status measure_nccl_alone();
   Status measure_peer(Upload& upload);
   Status measure_registration();
   Status register_files();
@@ -127,7 +128,14 @@ Status RankRun::start() {
   CKPT_ASSIGN_OR_RETURN(options.bucket_bytes, parse_bytes(settings_.bucket));
   CKPT_ASSIGN_OR_RETURN(options.chunk_bytes, parse_bytes(settings_.chunk));
   CKPT_ASSIGN_OR_RETURN(server_, ParameterServer::create(std::move(options)));
+  if (settings_.nccl_alone) return measure_nccl_alone();
   return measure_ceilings();
+}
+
+Status RankRun::measure_nccl_alone() {
+  CKPT_ASSIGN_OR_RETURN(result_["nccl"], measure_nccl(*server_, *device_));
+  result_["device"] = device_->name();
+  return Status();
 }
 
 Status RankRun::measure_ceilings() {
@@ -141,10 +149,7 @@ Status RankRun::measure_ceilings() {
   result_["upload_gb_per_s"] = rate;
   CKPT_RETURN_IF_ERROR(barrier());
   if (settings_.ranks > 1 && settings_.hosts == 1) CKPT_RETURN_IF_ERROR(measure_peer(*upload));
-  if (settings_.nccl_ceilings) {
-    CKPT_ASSIGN_OR_RETURN(result_["nccl"], measure_nccl(*server_, *device_));
-  }
-  return Status();
+  return settings_.nccl_ceilings ? measure_nccl_alone() : Status();
 }
 
 // Every rank copies out of the memory of the next, all at once.
@@ -407,6 +412,7 @@ Status RankRun::measure_updates() {
 
 Result<json> RankRun::run() {
   CKPT_RETURN_IF_ERROR(start());
+  if (settings_.nccl_alone) return result_;
   CKPT_RETURN_IF_ERROR(measure_registration());
   CKPT_RETURN_IF_ERROR(measure_updates());
   result_["rank"] = settings_.rank;

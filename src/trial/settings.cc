@@ -66,6 +66,7 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--keep-buffers", flag(settings.keep_buffers)},
       {"--release-communicators", flag(settings.release_communicators)},
       {"--nccl-ceilings", flag(settings.nccl_ceilings)},
+      {"--nccl-alone", flag(settings.nccl_alone)},
       {"--updates", number(settings.updates)},
       {"--load-threads", number(settings.load_threads)},
       {"--files", text(settings.files)},

@@ -40,6 +40,7 @@ struct Settings {
 
   /// NCCL on its own, too: what a communicator costs, and its rates. A GPU for each rank.
   bool nccl_ceilings = false;
+  bool nccl_alone = false;  ///< only that: nothing is registered or updated
   /// What processes of a run are started as: a program that runs roles, with arguments before ours.
   std::string program = "/proc/self/exe";
 
@@ -62,7 +63,8 @@ inline constexpr const char* kUsage =
     "[--updates K]\n"
     "                  [--tensors N --tensor-bytes SIZE]\n"
     "                  [--experts 1] [--owners N] [--first-recipient R]\n"
-    "                  [--failures N] [--nccl-ceilings 1] [--load-threads T] [--files DIR] "
+    "                  [--failures N] [--nccl-ceilings 1] [--nccl-alone 1] [--load-threads T]\n"
+    "                  [--files DIR] "
     "[--from-device 1] "
     "[--shrink D] [--json "
     "FILE]\n";

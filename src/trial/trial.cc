@@ -111,6 +111,10 @@ Result<json> run_until_death(Settings settings, const Workers& workers) {
 
 Result<json> run_updates(const Settings& settings, const Workers& workers) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<json> ranks, run_ranks(settings, workers));
+  if (settings.nccl_alone) {
+    return json{
+        {"device", ranks[0]["device"]}, {"ranks", settings.ranks}, {"nccl", ranks[0]["nccl"]}};
+  }
   return summary(settings, ranks);
 }
 

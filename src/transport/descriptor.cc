@@ -1,6 +1,9 @@
 #include "transport/descriptor.h"
 
+#include <cstring>
+
 #include "base/strings.h"
+#include "transport/seal.h"
 #include "transport_descriptor_generated.h"
 
 namespace ckpt {
@@ -10,6 +13,23 @@ namespace {
 bool is_aligned(const flatbuffers::Vector<const transport::wire::Region*>* regions) {
   return regions == nullptr || regions->size() == 0 ||
          reinterpret_cast<std::uintptr_t>(regions->Data()) % alignof(transport::wire::Region) == 0;
+}
+
+constexpr std::size_t kSealBytes = sizeof(std::uint64_t);
+
+/// Little-endian, as everything else in it.
+void append_seal(std::vector<std::byte>& bytes) {
+  const std::uint64_t seal = seal_of(bytes);
+  for (std::size_t i = 0; i < kSealBytes; ++i) {
+    bytes.push_back(static_cast<std::byte>(seal >> (8 * i)));
+  }
+}
+
+bool seal_holds(std::span<const std::byte> bytes) {
+  if (bytes.size() < kSealBytes) return false;
+  std::vector<std::byte> content(bytes.begin(), bytes.end() - kSealBytes);
+  append_seal(content);
+  return std::memcmp(content.data(), bytes.data(), bytes.size()) == 0;
 }
 
 }  // namespace
@@ -30,7 +50,9 @@ std::vector<std::byte> encode_descriptor(const Descriptor& descriptor) {
       builder.CreateVectorOfStructs(regions));
   transport::wire::FinishDescriptorBuffer(builder, root);
   const auto* data = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
-  return std::vector<std::byte>(data, data + builder.GetSize());
+  std::vector<std::byte> bytes(data, data + builder.GetSize());
+  append_seal(bytes);
+  return bytes;
 }
 
 Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes, std::string_view kind) {
@@ -51,7 +73,11 @@ Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes, std::stri
                                  ", this program reads version ", kDescriptorVersion,
                                  ": run the same release on both sides"));
   }
-  if (wire->kind()->string_view() != kind) {
+  if (!seal_holds(bytes)) {
+    return protocol_error(concat("damaged transport descriptor of ", bytes.size(),
+                                 " bytes: take what its owner has written anew"));
+  }
+  if (!kind.empty() && wire->kind()->string_view() != kind) {
     return protocol_error(concat("descriptor of the ", wire->kind()->string_view(),
                                  " transport, this is ", kind,
                                  ": choose the same transport on both sides"));

@@ -12,7 +12,7 @@
 
 namespace ckpt {
 
-inline constexpr std::uint16_t kDescriptorVersion = 1;
+inline constexpr std::uint16_t kDescriptorVersion = 2;
 
 /// What a descriptor says.
 struct Descriptor {
@@ -33,8 +33,10 @@ struct Descriptor {
   bool operator==(const Descriptor&) const = default;
 };
 
+/// With a seal behind it (seal.h): descriptors lie in files, and what is in them goes to libraries
+/// that trust it.
 std::vector<std::byte> encode_descriptor(const Descriptor& descriptor);
-/// kProtocol when the bytes are damaged, or of another version or kind than `kind`.
+/// kProtocol when the bytes are damaged, or of another version or kind than `kind` (empty: of any kind).
 Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes, std::string_view kind);
 
 }  // namespace ckpt

@@ -9,6 +9,27 @@
 #include "transport/ucx/wire_ids.h"
 
 namespace ckpt::ucx {
+namespace {
+
+/// Version and flags, and the name of the worker.
+constexpr std::size_t kShortestAddress = 1 + sizeof(std::uint64_t);
+constexpr std::uint8_t kAddressVersionMask = 0xf;
+constexpr std::uint8_t kLastAddressVersion = 1;  // ucp_object_version_t counts from 0
+/// UCX is not told where an address ends: one that was cut leads it into zeros.
+constexpr std::size_t kAddressPadding = 1024;
+
+/// UCX ends the process when it meets a version that it does not know.
+Result<std::vector<std::byte>> padded_address(std::span<const std::byte> address) {
+  if (address.size() < kShortestAddress ||
+      (static_cast<std::uint8_t>(address[0]) & kAddressVersionMask) > kLastAddressVersion) {
+    return protocol_error(concat("these ", address.size(), " bytes are no address of ucx"));
+  }
+  std::vector<std::byte> padded(address.begin(), address.end());
+  padded.resize(address.size() + kAddressPadding);
+  return padded;
+}
+
+}  // namespace
 
 struct Endpoint::State {
   Progress& progress;
@@ -35,12 +56,13 @@ Result<std::unique_ptr<Endpoint>> Endpoint::connect(Progress& progress,
                                                     std::shared_ptr<Worker> worker,
                                                     std::span<const std::byte> address,
                                                     Failed failed) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::byte> padded, padded_address(address));
   auto state =
       std::make_shared<State>(State{progress, std::move(worker), nullptr, std::move(failed)});
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  params.address = reinterpret_cast<const ucp_address_t*>(padded.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.arg = state.get();
   params.err_handler.cb = [](void* argument, ucp_ep_h, ucs_status_t status) {
@@ -89,7 +111,10 @@ void Endpoint::send(const Message& message, Done done) {
   auto outgoing = std::make_unique<Outgoing>(
       Outgoing{state_->progress, {}, encode_message(message), std::move(done)});
   const std::vector<std::byte>& bytes = outgoing->owned;
-  submit(kMessageId, std::move(outgoing), bytes.data(), bytes.size(), UCP_AM_SEND_FLAG_EAGER);
+  // Who greets can be refused without a look at the address in the greeting.
+  const unsigned reply = std::holds_alternative<Hello>(message.body) ? UCP_AM_SEND_FLAG_REPLY : 0;
+  submit(kMessageId, std::move(outgoing), bytes.data(), bytes.size(),
+         UCP_AM_SEND_FLAG_EAGER | reply);
 }
 
 void Endpoint::send_data(const DataHeader& header, const void* data, std::uint64_t bytes,

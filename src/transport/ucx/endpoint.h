@@ -21,6 +21,8 @@ class Endpoint {
   using Done = std::function<void(bool sent)>;
   using Failed = std::function<void(const std::string& why)>;
 
+  /// `address` must be one that UCX made: it is checked for what UCX itself trusts without a look,
+  /// not for more. kProtocol where that is wrong; kUnavailable where there is no way to it.
   /// `failed` is called once, at the end of a progress call, when UCX finds the connection broken;
   /// not after close().
   static Result<std::unique_ptr<Endpoint>> connect(Progress& progress,

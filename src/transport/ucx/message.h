@@ -12,7 +12,7 @@
 
 namespace ckpt::ucx {
 
-inline constexpr std::uint16_t kMessageVersion = 1;
+inline constexpr std::uint16_t kMessageVersion = 2;
 
 /// A reader introduces itself and says whom it believes to reach.
 struct Hello {
@@ -22,6 +22,7 @@ struct Hello {
   std::vector<std::byte> address;  ///< where answers go
   std::string owner_instance;
   std::uint64_t owner_epoch = 0;
+  std::uint64_t address_seal = 0;  ///< seal_of(address, owner_instance)
 };
 
 /// Asks for bytes; the answer is one data message with all spans, end to end.

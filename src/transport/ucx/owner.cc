@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "transport/read_plan.h"
+#include "transport/seal.h"
 
 namespace ckpt::ucx {
 namespace {
@@ -128,16 +129,35 @@ void Owner::on_message(Message message) {
 
 void Owner::handle(Reader& reader, const Message& message) {
   if (const auto* hello = std::get_if<Hello>(&message.body)) {
-    greet(reader, *hello);
+    if (reader.endpoint) {
+      drop(reader.connection);  // nobody greets twice
+    } else {
+      greet(reader, *hello);
+    }
   } else if (std::holds_alternative<Bye>(message.body) && reader.endpoint) {
     refuse(reader, 0, aborted("the reader has said goodbye"));
   } else if (reader.endpoint == nullptr) {
     drop(reader.connection);
   } else if (const auto* request = std::get_if<Request>(&message.body)) {
-    if (!reader.stale) serve(reader, *request);
+    serve(reader, *request);
   } else if (const auto* signal = std::get_if<Signal>(&message.body)) {
-    if (!reader.stale) deliver(reader, signal->message);
+    deliver(reader, signal->message);
   }
+}
+
+Status Owner::check_hello(const Hello& hello) const {
+  if (hello.version != kMessageVersion) {
+    return protocol_error(concat("it speaks transport version ", kMessageVersion, ", not ",
+                                 hello.version, ": run the same release on both sides"));
+  }
+  if (hello.owner_instance != identity_.instance) {
+    return failed_precondition(
+        "it was restarted since the metas were made: gather or load them anew");
+  }
+  if (hello.address_seal != seal_of(hello.address, hello.owner_instance)) {
+    return protocol_error("the greeting has arrived damaged");
+  }
+  return Status::ok();
 }
 
 void Owner::greet(Reader& reader, const Hello& hello) {
@@ -157,17 +177,6 @@ void Owner::greet(Reader& reader, const Hello& hello) {
     return;
   }
   reader.endpoint = std::move(endpoint).value();
-  if (hello.version != kMessageVersion) {
-    reader.stale = true;
-    refuse(reader, 0,
-           protocol_error(concat("it speaks transport version ", kMessageVersion, ", not ",
-                                 hello.version, ": run the same release on both sides")));
-  } else if (hello.owner_instance != identity_.instance) {
-    reader.stale = true;
-    refuse(reader, 0,
-           failed_precondition(
-               "it was restarted since the metas were made: gather or load them anew"));
-  }
 }
 
 Result<std::vector<std::shared_ptr<Owner::Region>>> Owner::check(const Reader& reader,

@@ -44,7 +44,10 @@ class Owner {
   void set_signal_handler(Transport::SignalHandler handler);
 
   // Progress thread.
-  /// A message of a reader.
+  /// Whether a greeting was meant for this owner, by somebody who has its descriptor, and has
+  /// arrived as it was sent: only then is the address in it fit for UCX, which trusts it.
+  Status check_hello(const Hello& hello) const;
+  /// A message of a reader; a greeting that check_hello has accepted.
   void on_message(Message message);
   /// Cuts all readers and takes no new ones.
   void close();
@@ -63,7 +66,6 @@ class Owner {
     std::string instance, label;
     std::unique_ptr<Endpoint> endpoint;
     std::uint64_t epoch = 0;
-    bool stale = false;
     std::uint64_t next_sequence = 0;
     std::map<std::uint64_t, Message> early;  // messages that overtook others
   };

@@ -41,6 +41,7 @@ void Progress::start(WorkerHandlers handlers) {
   own_handlers_.on_message = [this](Message message) {
     defer([this, message = std::move(message)] { handlers_.on_message(message); });
   };
+  own_handlers_.check_hello = handlers_.check_hello;
   own_handlers_.on_data = handlers_.on_data;
   thread_ = std::thread([this] { loop(); });
 }

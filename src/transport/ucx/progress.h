@@ -26,7 +26,8 @@ class Progress {
   using TimerKey = std::pair<Deadline::Clock::time_point, std::uint64_t>;
 
   static Result<std::unique_ptr<Progress>> create(std::shared_ptr<Context> context);
-  /// Starts the thread, on which the handlers run: on_message deferred, on_data inside UCX. Once,
+  /// Starts the thread, on which the handlers run: on_message deferred, the
+  /// others inside UCX. Once,
   /// before anything below.
   void start(WorkerHandlers handlers);
   /// As stop().

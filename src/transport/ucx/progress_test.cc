@@ -17,7 +17,7 @@ std::unique_ptr<Progress> started_progress() {
   if (!context.is_ok()) return nullptr;
   auto progress = Progress::create(std::move(context).value());
   if (!progress.is_ok()) return nullptr;
-  (*progress)->start({[](Message) {}, [](Arrival&) {}});
+  (*progress)->start({[](Message) {}, [](const Hello&) { return Status::ok(); }, [](Arrival&) {}});
   return std::move(progress).value();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/strings.h"
+#include "transport/seal.h"
 
 namespace ckpt::ucx {
 namespace {
@@ -47,7 +48,8 @@ bool Reader::connect(const std::shared_ptr<PeerState>& peer) {
   peer->endpoint = std::move(endpoint).value();
   peer->endpoint->send({peer->connection, peer->next_sequence++,
                         Hello{kMessageVersion, identity_.instance, identity_.label, address,
-                              peer->descriptor.instance, peer->descriptor.epoch}});
+                              peer->descriptor.instance, peer->descriptor.epoch,
+                              seal_of(address, peer->descriptor.instance)}});
   return true;
 }
 

@@ -285,6 +285,7 @@ Result<std::unique_ptr<Transport>> make_ucx_transport(UcxOptions options) {
       std::make_unique<ucx::Reader>(*engine->progress, engine->identity, engine->counters);
   engine->progress->start(
       {[raw = engine.get()](ucx::Message message) { raw->on_message(std::move(message)); },
+       [raw = engine.get()](const ucx::Hello& hello) { return raw->owner->check_hello(hello); },
        [raw = engine.get()](ucx::Arrival& arrival) { raw->reader->on_data(arrival); }});
   return std::unique_ptr<Transport>(std::make_unique<UcxTransport>(std::move(engine)));
 }

@@ -15,6 +15,26 @@ namespace {
 /// Progress calls between two looks at other work while data flows.
 constexpr int kProgressBurst = 64;
 
+/// Ends the connection of a greeting that nobody believes. Nothing of what the sender says of
+/// itself is used for that; UCX owns its way back and forgets it with the sender.
+void refuse(ucp_ep_h way_back, std::uint64_t connection, const Status& why) {
+  auto bytes = std::make_unique<std::vector<std::byte>>(
+      encode_message({connection, 0, Refusal{0, why.code(), why.message()}}));
+  ucp_request_param_t param{};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.user_data = bytes.get();
+  param.cb.send = [](void* request, ucs_status_t /*status*/, void* user_data) {
+    const std::unique_ptr<std::vector<std::byte>> sent(
+        static_cast<std::vector<std::byte>*>(user_data));
+    ucp_request_free(request);
+  };
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(way_back, kMessageId, nullptr, 0, bytes->data(), bytes->size(), &param);
+  if (UCS_PTR_IS_PTR(request)) bytes.release();  // the callback owns it
+}
+
 }  // namespace
 
 void Arrival::receive(void* destination, Done done) {
@@ -64,12 +84,9 @@ Status Worker::set_handlers() {
   param.cb = [](void* self, const void*, std::size_t, void* data, std::size_t bytes,
                 const ucp_am_recv_param_t* receive) {
     if (receive->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) return UCS_OK;  // not one of ours: dropped
-    Result<Message> message = decode_message({static_cast<const std::byte*>(data), bytes});
-    if (message.is_ok()) {
-      static_cast<Worker*>(self)->handlers_.on_message(std::move(message).value());
-    } else {
-      log_warning("transport: ", message.status().message());
-    }
+    const bool can_reply = (receive->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
+    static_cast<Worker*>(self)->on_message({static_cast<const std::byte*>(data), bytes},
+                                           can_reply ? receive->reply_ep : nullptr);
     return UCS_OK;
   };
   ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &param);
@@ -88,6 +105,22 @@ Status Worker::set_handlers() {
   if (status == UCS_OK) status = ucp_worker_set_am_recv_handler(worker_, &param);
   if (status == UCS_OK) return Status::ok();
   return unsupported(concat("this ucx has no active messages: ", ucs_text(status)));
+}
+
+void Worker::on_message(std::span<const std::byte> bytes, ucp_ep* way_back) {
+  Result<Message> message = decode_message(bytes);
+  if (!message.is_ok()) {
+    log_warning("transport: ", message.status().message());
+    return;
+  }
+  if (const auto* hello = std::get_if<Hello>(&message->body)) {
+    if (const Status refused = handlers_.check_hello(*hello); !refused.is_ok()) {
+      log_debug("transport: ", hello->label, " is refused: ", refused.message());
+      if (way_back != nullptr) refuse(way_back, message->connection, refused);
+      return;
+    }
+  }
+  handlers_.on_message(std::move(message).value());
 }
 
 Worker::~Worker() {

@@ -13,6 +13,7 @@
 #include "transport/ucx/context.h"
 #include "transport/ucx/message.h"
 
+struct ucp_ep;
 struct ucp_worker;
 
 namespace ckpt::ucx {
@@ -49,6 +50,9 @@ class Arrival {
 /// What a worker does with what arrives; called from inside UCX: messages must only be deferred.
 struct WorkerHandlers {
   std::function<void(Message)> on_message;
+  /// Whether to believe a greeting; one that is refused is answered and not handed on. Must not
+  /// call UCX.
+  std::function<Status(const Hello&)> check_hello;
   std::function<void(Arrival&)> on_data;
 };
 
@@ -83,6 +87,8 @@ class Worker {
       : context_(std::move(context)), handlers_(handlers) {}
   Status open();
   Status set_handlers();
+  /// `way_back`: of UCX itself, to whoever sent the message; null where it did not ask for one.
+  void on_message(std::span<const std::byte> bytes, ucp_ep* way_back);
   void receive(void* data, void* destination, std::uint64_t bytes, Arrival::Done done);
 
   const std::shared_ptr<Context> context_;

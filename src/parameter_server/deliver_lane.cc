@@ -76,9 +76,7 @@ Status DeliverLane::announce(std::uint32_t bucket, Deadline deadline, AbortSigna
   }
   CKPT_RETURN_IF_ERROR(context_.channel.announce(bucket, entries));
   if (bucket == 0 && context_.first_bucket) context_.first_bucket();
-  if (context_.offered_copy == nullptr) return Status();
-  return context_.offered_copy->copy(context_.catalog, context_.plan, context_.plan.buckets[bucket],
-                                     context_.ring, *context_.stream, deadline, abort);
+  return Status();
 }
 
 Status DeliverLane::take_ack(std::uint32_t bucket, Deadline deadline, AbortSignal& abort) {
@@ -94,8 +92,8 @@ Status DeliverLane::take_ack(std::uint32_t bucket, Deadline deadline, AbortSigna
                             ack.verified_tensors, " of ", ack.tensors, " tensors of bucket ",
                             bucket, "; run with --no-verify to allow that"));
   }
-  if (context_.offered_copy != nullptr) {
-    context_.offered_copy->confirm(context_.catalog, context_.plan, planned);
+  if (context_.offer != nullptr) {
+    CKPT_RETURN_IF_ERROR(context_.offer->confirm(bucket, deadline, abort));
   }
   counts_.tensors += ack.tensors;
   counts_.bytes += ack.bytes;

@@ -9,7 +9,7 @@
 #include "checkpoint/catalog.h"
 #include "collective/host_progress.h"
 #include "device/device.h"
-#include "parameter_server/offered_copy.h"
+#include "parameter_server/offer_lane.h"
 #include "plan/schedule.h"
 #include "worker/channel.h"
 
@@ -28,7 +28,7 @@ struct DeliverContext {
   bool verify;
   const std::byte* ring;               ///< for the check before a stock worker is told
   std::unique_ptr<CopyStream> stream;  ///< the same
-  OfferedCopy* offered_copy;           ///< null: what is loaded is not kept
+  OfferLane* offer;                    ///< null: what is loaded is not kept
   std::function<void()> first_bucket;  ///< runs when the first bucket has been announced
   std::function<void(std::uint64_t loaded)> progress_report;
 };

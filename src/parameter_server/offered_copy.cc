@@ -1,5 +1,6 @@
 #include "parameter_server/offered_copy.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/strings.h"
@@ -30,7 +31,8 @@ Result<std::unique_ptr<OfferedCopy>> OfferedCopy::create(const Catalog& loaded, 
   for (std::size_t i = 0; i < copy->layout_->tensors.size(); ++i) {
     copy->index_.emplace(copy->layout_->tensors[i].name, i);
   }
-  copy->held_.resize(copy->layout_->tensors.size());
+  copy->copied_.resize(copy->layout_->tensors.size());
+  copy->checked_.resize(copy->layout_->tensors.size());
   CKPT_ASSIGN_OR_RETURN(const PoolLayout places, lay_out_pool(bytes));
   copy->offsets_ = places.offsets;
   HostPoolOptions near_device;
@@ -55,33 +57,70 @@ Result<InstanceData> OfferedCopy::instance_data() const {
   return data;
 }
 
-std::int64_t OfferedCopy::wanted(const Catalog& catalog, const BucketTensor& tensor) const {
-  const auto at = index_.find(catalog.tensors()[tensor.tensor].info->name);
-  if (at == index_.end() || held_[at->second]) return -1;
-  return static_cast<std::int64_t>(at->second);
+std::vector<OfferedCopy::Piece> OfferedCopy::pieces(const Catalog& catalog, const Plan& plan,
+                                                    const Chunk& chunk) const {
+  const Part& part = plan.parts[chunk.part];
+  const std::span<const BucketTensor> tensors = plan.tensors_of(part);
+  const std::uint64_t begin = plan.places_of(part)[0].ring_offset + chunk.part_offset;
+  const std::uint64_t end = begin + chunk.bytes;
+  auto tensor = std::ranges::upper_bound(tensors, begin, {}, &BucketTensor::ring_offset);
+  if (tensor != tensors.begin()) --tensor;
+  std::vector<Piece> found;
+  for (; tensor != tensors.end() && tensor->ring_offset < end; ++tensor) {
+    const TensorInfo& info = *catalog.tensors()[tensor->tensor].info;
+    const std::uint64_t from = std::max(begin, tensor->ring_offset);
+    const std::uint64_t to = std::min(end, tensor->ring_offset + info.bytes);
+    if (from >= to) continue;
+    const auto mine = index_.find(info.name);
+    if (mine == index_.end()) continue;
+    found.push_back({mine->second, from - tensor->ring_offset, to - from, from});
+  }
+  return found;
 }
 
-Status OfferedCopy::copy(const Catalog& catalog, const Plan& plan, const Bucket& bucket,
-                         const std::byte* ring, CopyStream& stream, Deadline deadline,
-                         AbortSignal& abort) {
-  for (const BucketTensor& tensor : plan.tensors_of(bucket)) {
-    const std::int64_t i = wanted(catalog, tensor);
-    const std::uint64_t bytes = catalog.tensors()[tensor.tensor].info->bytes;
-    if (i < 0 || bytes == 0) continue;
-    CKPT_RETURN_IF_ERROR(stream.copy(pool_->pointer(offsets_[static_cast<std::size_t>(i)]),
-                                     ring + tensor.ring_offset, bytes));
+void OfferedCopy::begin() {
+  for (std::size_t i = 0; i < copied_.size(); ++i) copied_[i] = checked_[i] ? bytes_of(i) : 0;
+  first_uncopied_ = first_unchecked_;
+}
+
+Result<std::uint64_t> OfferedCopy::copy(const Catalog& catalog, const Plan& plan,
+                                        const Chunk& chunk, const std::byte* ring,
+                                        CopyStream& stream) {
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : pieces(catalog, plan, chunk)) {
+    if (piece.offset < copied_[piece.tensor]) continue;
+    CKPT_RETURN_IF_ERROR(stream.copy(pool_->pointer(offsets_[piece.tensor]) + piece.offset,
+                                     ring + piece.ring_offset, piece.bytes));
+    bytes += piece.bytes;
   }
-  CKPT_ASSIGN_OR_RETURN(const CopyStream::Ticket ticket, stream.mark());
-  return stream.wait(ticket, deadline, abort);
+  return bytes;
+}
+
+void OfferedCopy::offer(const Catalog& catalog, const Plan& plan, const Chunk& chunk) {
+  for (const Piece& piece : pieces(catalog, plan, chunk)) {
+    std::uint64_t& copied = copied_[piece.tensor];
+    copied = std::max(copied, piece.offset + piece.bytes);
+  }
+  std::size_t& first = first_uncopied_;
+  while (first < copied_.size() && copied_[first] == bytes_of(first)) ++first;
+  if (first < copied_.size()) {
+    published_->set_filled(offsets_[first] + copied_[first]);
+  } else if (first > 0) {
+    published_->set_filled(offsets_.back() + bytes_of(first - 1));
+  }
 }
 
 void OfferedCopy::confirm(const Catalog& catalog, const Plan& plan, const Bucket& bucket) {
   for (const BucketTensor& tensor : plan.tensors_of(bucket)) {
-    const std::int64_t i = wanted(catalog, tensor);
-    if (i >= 0) held_[static_cast<std::size_t>(i)] = true;
+    const auto mine = index_.find(catalog.tensors()[tensor.tensor].info->name);
+    if (mine != index_.end()) checked_[mine->second] = true;
   }
-  while (first_missing_ < held_.size() && held_[first_missing_]) ++first_missing_;
-  published_->set_filled(first_missing_ == held_.size() ? kWhollyFilled : offsets_[first_missing_]);
+  while (!whole() && checked_[first_unchecked_]) ++first_unchecked_;
+  if (whole()) published_->set_filled(kWhollyFilled);
+}
+
+void OfferedCopy::end() {
+  if (!whole()) published_->set_filled(offsets_[first_unchecked_]);
 }
 
 }  // namespace ckpt

@@ -10,18 +10,18 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/abort_signal.h"
-#include "base/deadline.h"
 #include "checkpoint/catalog.h"
 #include "device/device.h"
 #include "memory/host_pool.h"
 #include "parameter_server/published_pool.h"
 #include "parameter_server/registered_checkpoint.h"
 #include "plan/plan.h"
+#include "plan/schedule.h"
 
 namespace ckpt {
 
-/// One thread at a time.
+/// One thread at a time, but between begin() and end(): then copy() and offer() belong to one
+/// thread, confirm() to another.
 class OfferedCopy {
  public:
   /// Room for this rank's share of `loaded` among `world_size`, which nothing has filled yet.
@@ -32,24 +32,48 @@ class OfferedCopy {
   const std::shared_ptr<const Layout>& layout() const { return layout_; }
   Result<InstanceData> instance_data() const;
 
-  /// Copies what of `bucket` belongs to the share and is not there yet. `catalog` is what the plan
-  /// counts in. The worker may read the ring meanwhile.
-  Status copy(const Catalog& catalog, const Plan& plan, const Bucket& bucket, const std::byte* ring,
-              CopyStream& stream, Deadline deadline, AbortSignal& abort);
-  /// The bucket has passed the check of the worker that loaded it: readers may have it.
+  /// Everything is there, and was checked.
+  bool whole() const { return first_unchecked_ == checked_.size(); }
+
+  /// What readers are told: bytes from the beginning of the pool, kWhollyFilled when it is whole.
+  /// Any thread.
+  std::uint64_t offered() const { return published_->filled(); }
+
+  /// An update begins. `catalog` and `plan` in what follows are its own; the chunks of a part come
+  /// in order.
+  void begin();
+  /// Queues the copies of what of `chunk`, which lies in `ring`, belongs to the share and was not
+  /// there before; how many bytes. The worker may read the ring meanwhile.
+  Result<std::uint64_t> copy(const Catalog& catalog, const Plan& plan, const Chunk& chunk,
+                             const std::byte* ring, CopyStream& stream);
+  /// These copies are done: readers may have it. Whether it is right they find out themselves, by
+  /// the digests of the first owner.
+  void offer(const Catalog& catalog, const Plan& plan, const Chunk& chunk);
+  /// The bucket was offered, and has passed the check of the worker that loaded it: what it brought
+  /// is not copied again.
   void confirm(const Catalog& catalog, const Plan& plan, const Bucket& bucket);
+  /// The update is over: from now on only what was confirmed is offered.
+  void end();
 
  private:
   explicit OfferedCopy(const RegistrationContext& context) : context_(context) {}
-  /// Index into the share of a tensor of `catalog`; -1: it belongs to another rank, or is there.
-  std::int64_t wanted(const Catalog& catalog, const BucketTensor& tensor) const;
+  /// Bytes [offset, offset + bytes) of a tensor of the share.
+  struct Piece {
+    std::size_t tensor;
+    std::uint64_t offset, bytes;
+    std::uint64_t ring_offset;
+  };
+  std::vector<Piece> pieces(const Catalog& catalog, const Plan& plan, const Chunk& chunk) const;
+  std::uint64_t bytes_of(std::size_t tensor) const { return layout_->tensors[tensor].bytes; }
 
   const RegistrationContext context_;
   std::shared_ptr<const Layout> layout_;
   std::vector<std::uint64_t> offsets_, digests_;
   std::unordered_map<std::string_view, std::size_t> index_;  // names are the layout's
-  std::vector<bool> held_;
-  std::size_t first_missing_ = 0;
+  // Of each tensor of the share. What is copied is its beginning; what was checked, all of it.
+  std::vector<std::uint64_t> copied_;
+  std::vector<bool> checked_;
+  std::size_t first_uncopied_ = 0, first_unchecked_ = 0;
   std::unique_ptr<HostPool> pool_;
   std::unique_ptr<PublishedPool> published_;  // goes before the pool
 };

@@ -235,6 +235,24 @@ Status Pass::make_cross_lane() {
   return Status();
 }
 
+Status Pass::make_offer_lane() {
+  if (setup_.offered_copy == nullptr || setup_.offered_copy->whole()) return Status();
+  std::vector<Schedule> others;
+  others.reserve(local_recipients_.size());
+  std::vector<const Schedule*> schedules;
+  for (const int rank : local_recipients_) {
+    const bool mine = rank == setup_.rank;
+    if (!mine) others.push_back(make_schedule(plan_->plan, plan_->ranks, rank));
+    schedules.push_back(mine ? &plan_->schedule : &others.back());
+  }
+  CKPT_ASSIGN_OR_RETURN(auto stream, setup_.device.make_stream());
+  CKPT_ASSIGN_OR_RETURN(offer_, OfferLane::create(OfferContext{
+                                    *plan_->catalog, plan_->plan, buffers_->progress(),
+                                    arriving_chunks(schedules, buffers_->layout(), setup_.rank),
+                                    buffers_->ring(), *setup_.offered_copy, std::move(stream)}));
+  return Status();
+}
+
 Status Pass::start_lanes() {
   const Plan& plan = plan_->plan;
   const Schedule& schedule = plan_->schedule;
@@ -266,6 +284,7 @@ Status Pass::start_lanes() {
   }
   CKPT_RETURN_IF_ERROR(make_cross_lane());
   CKPT_RETURN_IF_ERROR(make_local_lanes());
+  CKPT_RETURN_IF_ERROR(make_offer_lane());
   // All streams are made before the first lane runs: one that has ended gives its own away, and how
   // many are made would depend on how fast it was.
   CKPT_ASSIGN_OR_RETURN(checks_, setup_.device.make_stream());
@@ -284,6 +303,7 @@ Status Pass::start_lanes() {
   if (fill_) CKPT_RETURN_IF_ERROR(start("fill", *fill_));
   if (cross_ && !schedule.receive.empty()) CKPT_RETURN_IF_ERROR(start("receive", *cross_));
   for (const auto& pull : local_) CKPT_RETURN_IF_ERROR(start("pull", *pull));
+  if (offer_) CKPT_RETURN_IF_ERROR(start("offer", *offer_));
   return credits_ ? start_credits(late) : Status();
 }
 
@@ -354,7 +374,7 @@ Status Pass::run(WorkerChannel& channel, const WorkerHello& hello, const Callbac
   DeliverContext context{
       *plan_->catalog,        plan_->plan,      plan_->schedule,    buffers_->progress(),
       buffers_->layout(),     channel,          setup_.rank,        hello.wire,
-      setup_.verify,          buffers_->ring(), std::move(checks_), setup_.offered_copy,
+      setup_.verify,          buffers_->ring(), std::move(checks_), offer_.get(),
       callbacks.first_bucket, nullptr};
   context.progress_report = [&, total = setup_.catalog->total_bytes()](std::uint64_t loaded) {
     close_when_open_everywhere();

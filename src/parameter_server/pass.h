@@ -19,6 +19,7 @@
 #include "parameter_server/deliver_lane.h"
 #include "parameter_server/fill_lane.h"
 #include "parameter_server/lane_threads.h"
+#include "parameter_server/offer_lane.h"
 #include "parameter_server/pass_buffers.h"
 #include "parameter_server/pass_setup.h"
 #include "parameter_server/peer_memories.h"
@@ -65,6 +66,7 @@ class Pass {
   Status register_for_other_hosts(PassReady& mine);
   Status make_communicator();
   Status make_local_lanes();
+  Status make_offer_lane();
   bool by_nccl(StreamKind kind) const;
   bool spreads_over_hosts() const { return spread_recipients_ != local_recipients_; }
   std::map<int, std::vector<std::byte>> credit_listeners() const;
@@ -97,6 +99,7 @@ class Pass {
   std::unique_ptr<PullProgress> pulled_;
   std::vector<std::unique_ptr<Spread>> local_;  // one for each stream that is pulled
   std::unique_ptr<CopyStream> checks_;          // the deliver lane's
+  std::unique_ptr<OfferLane> offer_;
   LaneThreads lanes_;
   std::vector<StageReport> prepare_stages_;
 };

@@ -323,10 +323,10 @@ Result<PlannedPass> plan_pass(const PassSetup& setup, std::uint32_t number,
     if (!lost.empty()) {
       CKPT_ASSIGN_OR_RETURN(fresh->catalog, catalog_without(*setup.catalog, lost));
     }
-    const std::vector<PlanRank> ranks = plan_ranks(hosts, pass.recipients, fresh->networks);
-    CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*fresh->catalog, ranks, sizes));
+    fresh->ranks = plan_ranks(hosts, pass.recipients, fresh->networks);
+    CKPT_ASSIGN_OR_RETURN(fresh->plan, make_plan(*fresh->catalog, fresh->ranks, sizes));
     CKPT_RETURN_IF_ERROR(check_reachable(fresh->plan));
-    fresh->schedule = make_schedule(fresh->plan, ranks, setup.rank);
+    fresh->schedule = make_schedule(fresh->plan, fresh->ranks, setup.rank);
     cached = std::move(fresh);
   }
   pass.plan = cached;

@@ -24,6 +24,7 @@ struct CachedPlan {
   std::vector<int> hosts;
   std::vector<int> recipients;
   std::vector<NetworkPlace> networks;  ///< of every rank
+  std::vector<PlanRank> ranks;         ///< as the plan was made for them
   Plan plan;
   Schedule schedule;
 

@@ -41,8 +41,9 @@ class PublishedPool {
   /// when its patience is over.
   ~PublishedPool();
 
-  /// Never less than before.
+  /// Readers that look again see it; those that saw more before may go on with what they saw.
   void set_filled(std::uint64_t bytes) { words_.filled.store(bytes, std::memory_order_release); }
+  std::uint64_t filled() const { return words_.filled.load(std::memory_order_acquire); }
   /// The transport descriptor as it is now, regions and door.
   Status describe(InstanceData& data) const;
 

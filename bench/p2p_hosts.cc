@@ -1,14 +1,13 @@
 // One host of a P2P update over a network: a rank that owns a share of a checkpoint and serves it,
-// or a rank of another job that fills its worker from the owners' memory. The time of an update
-// beside that of the busiest link. tests/netns/p2p.sh starts them in network namespaces.
+// or a rank of another job that fills its worker from the owners' memory. Seconds of an update.
+// tests/netns/p2p.sh starts them in network namespaces, and says what the busiest link needs.
 //
 //   usage: p2p_hosts owner|target --rank R --hosts N --rendezvous HOST:PORT --metas FILE
-//                    [--bytes SIZE] [--replicas] [--updates N] [--line SECONDS] [--offer FILE]
-//                    [--own-updates]
+//                    [--bytes SIZE] [--replicas] [--updates N] [--offer FILE] [--own-updates]
 //   An owner writes FILE (rank 0) and serves until its stdin ends. --replicas: every owner has
-//   everything. A target waits for FILE; rank 0 prints the result; --line is what the bottleneck
-//   needs. --offer: it keeps what arrives, writes FILE for targets of a further job, and serves
-//   those until its stdin ends. --updates 0: one update, the first of all.
+//   everything. A target waits for FILE; rank 0 prints the median of its updates, and the shortest
+//   and longest. --offer: it keeps what arrives, writes FILE for targets of a further job, and
+//   serves those until its stdin ends. --updates 0: one update, the first of all.
 //   --own-updates: an owner updates a worker of its own meanwhile, again and again, and prints the
 //   seconds of each.
 #include <poll.h>
@@ -43,7 +42,6 @@ struct Arguments {
   int updates = 3;
   std::string offer;
   bool own_updates = false;
-  double line = 0;
 };
 
 std::vector<ckpt::TensorInfo> make_tensors(std::uint64_t bytes) {
@@ -151,10 +149,7 @@ ckpt::Status fill(const Arguments& arguments, ckpt::ParameterServer& server) {
     if (i > 0 || arguments.updates == 0) seconds.push_back(taken);
     if (i < arguments.updates || arguments.rank != 0) continue;
     std::ranges::sort(seconds);
-    std::printf("%9.3f %9.3f %9.3f..%.3f", arguments.line, seconds[seconds.size() / 2],
-                seconds.front(), seconds.back());
-    if (arguments.line > 0) std::printf("  %5.2f", seconds[seconds.size() / 2] / arguments.line);
-    std::printf("\n");
+    std::printf("%.3f %.3f..%.3f\n", seconds[seconds.size() / 2], seconds.front(), seconds.back());
     std::fflush(stdout);
   }
   if (!arguments.offer.empty()) wait_for_end_of_stdin();
@@ -212,8 +207,6 @@ bool parse(int argc, char** argv, Arguments& arguments) {
       arguments.updates = std::stoi(value);
     } else if (name == "--offer") {
       arguments.offer = value;
-    } else if (name == "--line") {
-      arguments.line = std::stod(value);
     } else {
       return false;
     }
@@ -227,10 +220,9 @@ bool parse(int argc, char** argv, Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   if (!parse(argc, argv, arguments)) {
-    std::fprintf(
-        stderr,
-        "usage: p2p_hosts owner|target --rank R --hosts N --rendezvous HOST:PORT --metas "
-        "FILE [--bytes SIZE] [--replicas] [--updates N] [--line SECONDS] [--offer FILE]\n");
+    std::fprintf(stderr,
+                 "usage: p2p_hosts owner|target --rank R --hosts N --rendezvous HOST:PORT --metas "
+                 "FILE [--bytes SIZE] [--replicas] [--updates N] [--offer FILE]\n");
     return 2;
   }
   return run(arguments);

@@ -24,6 +24,7 @@ struct Arguments {
   int updates = 3;
   double rate = 125e6;
   bool check = false;
+  double at_most = 0;
 };
 
 class Host {

@@ -16,7 +16,7 @@ clean() {
 }
 trap clean EXIT
 trap 'exit 130' INT TERM
-make_hosts 10.79.0 1000 1000 1000  # the owner, the target, somebody else
+make_hosts 10.79.0. 1000 1000 1000  # the owner, the target, somebody else
 
 # Sends for so many seconds from one host to another; what has arrived, in Mbit/s.
 flow() {
@@ -71,7 +71,7 @@ before=$(processor_seconds $owner)
 start_target 3
 wait $target
 after=$(processor_seconds $owner)
-echo "reads alone:          $(awk '{ print $2 }' "$folder/result") s each; $(awk -v s="$after" -v b="$before" -v n="$(numfmt --from=auto "${bytes%B}")" \
+echo "reads alone:          $(awk '{ print $1 }' "$folder/result") s each; $(awk -v s="$after" -v b="$before" -v n="$(numfmt --from=auto "${bytes%B}")" \
   'BEGIN { printf "owner %.2f ns of processor time per byte", (s - b) * 1e9 / (4 * n) }')"
 for direction in "2 0 into" "0 2 out-of"; do
   read -r from to name <<<"$direction"
@@ -90,5 +90,5 @@ alone=$(tail -n +2 "$folder/own" | median)
 start_target 3
 wait $target
 beside=$(tail -n +$((lines + 2)) "$folder/own" | median)
-echo "the owner's updates:  alone $alone, beside the reads $beside; the reads $(awk '{ print $2 }' "$folder/result") s each"
+echo "the owner's updates:  alone $alone, beside the reads $beside; the reads $(awk '{ print $1 }' "$folder/result") s each"
 stop $owner

@@ -78,24 +78,25 @@ BENCHMARK(make_plan_bench)
     ->Arg(400'000)
     ->Unit(benchmark::kMillisecond);
 
-/// Another job's owners fill one host of 8 ranks with 4 network devices: so many buckets.
+/// Another job's owners fill hosts of 8 ranks with 4 network devices: so many buckets, so many
+/// hosts.
 void p2p_plan_bench(benchmark::State& state) {
-  constexpr int kTargets = 8, kOwners = 16;
+  constexpr int kOwners = 16;
+  const int targets = 8 * static_cast<int>(state.range(1));
   constexpr std::int64_t kBytes = 1 << 20;
   auto metas = std::make_shared<Metas>();
   std::vector<PlanRank> ranks;
-  std::vector<std::vector<TensorInfo>> held(kTargets + kOwners);
+  std::vector<std::vector<TensorInfo>> held(targets + kOwners);
   for (int i = 0; i < static_cast<int>(state.range(0)); ++i) {
     const TensorInfo tensor =
         *make_tensor_info(concat("model.layers.", i, ".weight"), DType::kU8, {kBytes});
     // Two replicas of each, on two hosts, on sets that overlap.
-    held[kTargets + i % kOwners].push_back(tensor);
-    held[kTargets + (i + kOwners / 2 + i / kOwners % 2) % kOwners].push_back(tensor);
+    held[targets + i % kOwners].push_back(tensor);
+    held[targets + (i + kOwners / 2 + i / kOwners % 2) % kOwners].push_back(tensor);
   }
-  for (int rank = 0; rank < kTargets + kOwners; ++rank) {
-    const bool target = rank < kTargets;
-    ranks.push_back({target ? 0 : 1 + (rank - kTargets) / 8, target, rank % 3 == 0 ? 200.0 : 400.0,
-                     rank / 2 % 4});
+  for (int rank = 0; rank < targets + kOwners; ++rank) {
+    const bool target = rank < targets;
+    ranks.push_back({rank / 8, target, rank % 3 == 0 ? 200.0 : 400.0, rank / 2 % 4});
     InstanceData instance;
     instance.rank = rank;
     for (std::size_t i = 0; i < held[rank].size(); ++i) {
@@ -117,7 +118,11 @@ void p2p_plan_bench(benchmark::State& state) {
   }
   state.counters["buckets"] = static_cast<double>(buckets);
 }
-BENCHMARK(p2p_plan_bench)->Name("p2p_plan")->Arg(100'000)->Unit(benchmark::kMillisecond);
+BENCHMARK(p2p_plan_bench)
+    ->Name("p2p_plan")
+    ->Args({100'000, 1})
+    ->Args({100'000, 4})
+    ->Unit(benchmark::kMillisecond);
 
 void fingerprint_bench(benchmark::State& state) {
   const Catalog catalog = make_catalog(static_cast<int>(state.range(0)));

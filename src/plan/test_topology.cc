@@ -102,7 +102,7 @@ Topology random_topology(std::uint64_t seed) {
   return {make_catalog(held, pool_step), std::move(ranks), options, std::move(text)};
 }
 
-Topology random_p2p_topology(std::uint64_t seed) {
+Topology random_p2p_topology(std::uint64_t seed, int receiving_hosts) {
   std::mt19937_64 random(seed);
   const auto below = [&](std::uint64_t n) { return random() % n; };
   constexpr double kSpeeds[] = {25, 50, 100, 200};
@@ -117,10 +117,10 @@ Topology random_p2p_topology(std::uint64_t seed) {
       for (int i = 0; i < per_device; ++i) ranks.push_back({host, recipients, speed, device});
     }
   };
-  add_host(0, true);
+  for (int host = 0; host < receiving_hosts; ++host) add_host(host, true);
   const std::size_t first_owner = ranks.size();
   const auto owner_hosts = static_cast<int>(1 + below(3));
-  for (int host = 1; host <= owner_hosts; ++host) add_host(host, false);
+  for (int host = 0; host < owner_hosts; ++host) add_host(receiving_hosts + host, false);
   const std::size_t owners = ranks.size() - first_owner;
 
   // Replicas lie on sets of owners that overlap, as instances of different sizes leave them.
@@ -167,9 +167,9 @@ Topology random_p2p_topology(std::uint64_t seed) {
       owner.insert(owner.end(), tensors.begin(), tensors.end());
     }
   }
-  std::string text =
-      concat("seed ", seed, ": ", first_owner, " recipients, ", owners, " owners on ", owner_hosts,
-             " hosts, ", sets.size(), " sets, ", bytes >> 10, " KiB");
+  std::string text = concat("seed ", seed, ": ", first_owner, " recipients on ", receiving_hosts,
+                            " hosts, ", owners, " owners on ", owner_hosts, " hosts, ", sets.size(),
+                            " sets, ", bytes >> 10, " KiB");
   return {make_catalog(held), std::move(ranks), options, std::move(text)};
 }
 

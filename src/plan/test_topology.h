@@ -40,9 +40,9 @@ struct Topology {
 /// tensors of 0 bytes to a whole ring, some on several ranks, rings of a few KiB.
 Topology random_topology(std::uint64_t seed);
 
-/// A random P2P update: one host of recipients with several network devices, owners on other hosts
+/// A random P2P update: hosts of recipients with several network devices, owners on other hosts
 /// with devices of their own, of unequal speeds, tensors of many sizes, some on several owners. At
-/// least eight buckets fall on each device of the receiving host.
-Topology random_p2p_topology(std::uint64_t seed);
+/// least eight buckets fall on each device of a receiving host.
+Topology random_p2p_topology(std::uint64_t seed, int receiving_hosts = 1);
 
 }  // namespace ckpt::testing

@@ -49,7 +49,7 @@ class CheckpointRegistry {
   /// now on, and offers it.
   Status offer_loaded(AbortSignal* abort);
   /// Null: nothing is offered.
-  OfferedCopy* offered_copy() const { return offered_copy_.get(); }
+  std::shared_ptr<OfferedCopy> offered_copy() const { return offered_copy_; }
   /// Of the gathered checkpoint, as they were loaded, or of what is offered of that.
   Result<std::string> export_metas() const;
   /// Metas of another job, whose owners are then the ranks behind those of this one.
@@ -73,7 +73,7 @@ class CheckpointRegistry {
   MetasExchange exchange_;
   std::shared_ptr<const Catalog> catalog_;
   std::shared_ptr<const Metas> loaded_;  // what `catalog_` was made of; null: it was gathered
-  std::unique_ptr<OfferedCopy> offered_copy_;
+  std::shared_ptr<OfferedCopy> offered_copy_;
   std::shared_ptr<const Catalog> offered_;  // by all ranks of this job
 };
 

@@ -32,7 +32,8 @@ struct PassSetup {
   ClosingMemory& closing;          ///< where memory goes that others may still have open
   KeptBuffers* kept;               ///< null: buffers are not kept between updates
   const HostPool* pool;            ///< what this rank has registered; null: nothing
-  OfferedCopy* offered_copy;       ///< where what is loaded is kept for other jobs; null: nowhere
+  /// Where what is loaded is kept for other jobs; null: nowhere.
+  std::shared_ptr<OfferedCopy> offered_copy;
   std::shared_ptr<const Catalog> catalog;
   int rank;
   int world_size;

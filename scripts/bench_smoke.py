@@ -40,7 +40,7 @@ def google_benchmark(program, limits):
     return results
 
 
-google_benchmark("plan_bench", {"make_plan/200000": 400, "p2p_plan/100000/1": 300, "p2p_plan/100000/4": 600})
+google_benchmark("plan_bench", {"make_plan/200000": 400, "p2p_plan/100000/1": 200, "p2p_plan/100000/4": 200})
 google_benchmark("metas_bench", {"encode_decode_and_build": 1000})
 google_benchmark("control_bench", {"barrier_of_local_ranks/8/process_time/real_time": 10, "abort_reaches_8_ranks/manual_time": 10})
 

@@ -274,11 +274,11 @@ def markdown(results):
             lines += [f"| {size} | {rates['one_root'][size]:.0f} | {rates['all_roots'][size]:.0f} |" for size in rates["one_root"]]
             lines.append("")
     if alone:
-        lines += ["| communicator | s | to connect | GiB when made | after a small call | a large one | all | when freed | one root, GB/s | all roots |",
-                  "|" + "---|" * 10]
+        lines += ["| communicator | s | to connect | GiB when made | after 256 B | 4 MiB | 16 MiB | all | when freed | one root, GB/s | all roots |",
+                  "|" + "---|" * 11]
         for row in alone:
             figures, rates = row["nccl"], row["nccl"]["gb_per_s"]
-            gib = " | ".join(f"{figures[f'{when}_bytes'] / 2**30:.2f}" for when in ("communicator", "small_call", "large_call", "used", "left"))
+            gib = " | ".join(f"{figures[f'{when}_bytes'] / 2**30:.2f}" for when in ("communicator", "small_call", "warming_call", "large_call", "used", "left"))
             best = " | ".join(f"{max(rates[roots].values()):.0f}" for roots in ("one_root", "all_roots"))
             lines.append(f"| {row['run']} | {figures['make_seconds']:.2f} | {figures['connect_seconds']:.2f} | {gib} | {best} |")
         lines.append("")

@@ -60,7 +60,8 @@ void print(const json& all) {
 void print_nccl(const json& nccl) {
   std::printf("  communicator        %9.3f s to make, %.3f to connect\n",
               nccl["make_seconds"].get<double>(), nccl["connect_seconds"].get<double>());
-  for (const char* when : {"communicator", "small_call", "large_call", "used", "left"}) {
+  for (const char* when :
+       {"communicator", "small_call", "warming_call", "large_call", "used", "left"}) {
     std::printf("  %-19s %9.2f GiB of device memory\n", when,
                 nccl[std::string(when) + "_bytes"].get<double>() / (1 << 30));
   }

@@ -19,6 +19,7 @@ constexpr double kPatienceSeconds = 120;
 constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kSizes[] = {16 * kMiB, 64 * kMiB, 256 * kMiB};
 constexpr std::uint64_t kSmallCall = 256;
+constexpr std::uint64_t kWarmingCall = 4 * kMiB;  // as an update's first (KeptCommunicator)
 constexpr int kCalls = 8;
 
 double seconds_since(Clock::time_point begin) {
@@ -146,6 +147,8 @@ Result<json> measure_nccl(ParameterServer& server, Device& device) {
   CKPT_RETURN_IF_ERROR(note("communicator_bytes"));
   CKPT_RETURN_IF_ERROR(timed("connect_seconds", [&] { return bench.call(all, kSmallCall); }));
   CKPT_RETURN_IF_ERROR(note("small_call_bytes"));
+  CKPT_RETURN_IF_ERROR(bench.call(all, kWarmingCall));
+  CKPT_RETURN_IF_ERROR(note("warming_call_bytes"));
   CKPT_RETURN_IF_ERROR(bench.call(all, kSizes[0]));
   CKPT_RETURN_IF_ERROR(note("large_call_bytes"));
   CKPT_ASSIGN_OR_RETURN(figures["gb_per_s"], bench.rates());

@@ -71,7 +71,8 @@ Result<NetworkChoice> choose_network(const NetworkRequest& request) {
   }
   const std::string gpu = gpu_pci_path(request.sysfs, request.procfs, request.device_uuid);
   for (const RdmaDevice& device :
-       devices_of_rank(candidates, gpu, request.local_rank, request.local_ranks)) {
+       devices_of_rank(candidates, gpu, gpu_pci_paths(request.sysfs, request.procfs),
+                       request.local_rank, request.local_ranks)) {
     choice.rdma = true;
     choice.mbit += device.mbit;
     for (const std::string& name : wanted) {

@@ -77,6 +77,32 @@ RdmaDevice read_device(const fs::path& folder, const std::string& name) {
   return device;
 }
 
+std::vector<RdmaDevice> nearest(const std::vector<RdmaDevice>& devices, const std::string& gpu) {
+  int distance = std::numeric_limits<int>::max();
+  for (const RdmaDevice& device : devices) {
+    distance = std::min(distance, pci_distance(device.pci_path, gpu));
+  }
+  std::vector<RdmaDevice> near;
+  for (const RdmaDevice& device : devices) {
+    if (pci_distance(device.pci_path, gpu) == distance) near.push_back(device);
+  }
+  return near;
+}
+
+bool same_devices(const std::vector<RdmaDevice>& a, const std::vector<RdmaDevice>& b) {
+  return std::ranges::equal(a, b, {}, &RdmaDevice::name, &RdmaDevice::name);
+}
+
+/// The share of number `who` modulo `count`.
+std::vector<RdmaDevice> deal(const std::vector<RdmaDevice>& devices, std::size_t who,
+                             std::size_t count) {
+  const std::size_t own = who % count;
+  const std::size_t first = own * devices.size() / count;
+  const std::size_t end = std::max((own + 1) * devices.size() / count, first + 1);
+  return {devices.begin() + static_cast<std::ptrdiff_t>(first),
+          devices.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
 }  // namespace
 
 std::vector<RdmaDevice> rdma_devices(const std::string& sysfs) {
@@ -116,6 +142,14 @@ std::string gpu_pci_path(const std::string& sysfs, const std::string& procfs,
   return {};
 }
 
+std::vector<std::string> gpu_pci_paths(const std::string& sysfs, const std::string& procfs) {
+  std::vector<std::string> paths;
+  for (const std::string& address : names_in(fs::path(procfs) / "driver" / "nvidia" / "gpus")) {
+    paths.push_back(real_path(fs::path(sysfs) / "bus" / "pci" / "devices" / address));
+  }
+  return paths;
+}
+
 int pci_distance(const std::string& a, const std::string& b) {
   const std::vector<std::string> left = split(a, '/'), right = split(b, '/');
   const auto fork = std::ranges::mismatch(left, right);
@@ -123,27 +157,26 @@ int pci_distance(const std::string& a, const std::string& b) {
 }
 
 std::vector<RdmaDevice> devices_of_rank(const std::vector<RdmaDevice>& devices,
-                                        const std::string& gpu_path, int local_rank,
+                                        const std::string& gpu_path,
+                                        const std::vector<std::string>& all_gpus, int local_rank,
                                         int local_ranks) {
   if (devices.empty()) return {};
   const auto rank = static_cast<std::size_t>(std::max(local_rank, 0));
-  if (!gpu_path.empty()) {
-    int nearest = std::numeric_limits<int>::max();
-    for (const RdmaDevice& device : devices) {
-      nearest = std::min(nearest, pci_distance(device.pci_path, gpu_path));
-    }
-    std::vector<RdmaDevice> near;
-    for (const RdmaDevice& device : devices) {
-      if (pci_distance(device.pci_path, gpu_path) == nearest) near.push_back(device);
-    }
-    return {near[rank % near.size()]};
-  }
   const auto ranks = static_cast<std::size_t>(std::max(local_ranks, 1));
-  const std::size_t own = rank % ranks;
-  const std::size_t first = own * devices.size() / ranks;
-  const std::size_t end = std::max((own + 1) * devices.size() / ranks, first + 1);
-  return {devices.begin() + static_cast<std::ptrdiff_t>(first),
-          devices.begin() + static_cast<std::ptrdiff_t>(end)};
+  if (gpu_path.empty()) return deal(devices, rank, ranks);
+  const std::vector<RdmaDevice> near = nearest(devices, gpu_path);
+  std::size_t gpus = 0, sharers = 0, own = 0;
+  for (const std::string& gpu : all_gpus) {
+    ++gpus;
+    if (gpu == gpu_path) own = sharers;
+    if (same_devices(nearest(devices, gpu), near)) ++sharers;
+  }
+  sharers = std::max<std::size_t>(sharers, 1);
+  if (ranks < gpus) return deal(near, rank, std::min(sharers, ranks));
+  // The first ranks of all these GPUs, then the second ones.
+  const std::size_t turns = gpus == 0 ? ranks : (ranks + gpus - 1) / gpus;
+  const std::size_t turn = gpus == 0 ? rank : rank / gpus;
+  return deal(near, turn * sharers + own, turns * sharers);
 }
 
 }  // namespace ckpt

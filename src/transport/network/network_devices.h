@@ -27,15 +27,21 @@ std::uint64_t interface_mbit(const std::string& sysfs, const std::string& interf
 std::string gpu_pci_path(const std::string& sysfs, const std::string& procfs,
                          const std::string& uuid);
 
+/// Of all of this host, in natural order of their addresses.
+std::vector<std::string> gpu_pci_paths(const std::string& sysfs, const std::string& procfs);
+
 /// Bridges and devices between two places in the tree: 0 for the same device.
 int pci_distance(const std::string& a, const std::string& b);
 
-/// The devices of rank number `local_rank` of `local_ranks` on this host: those nearest to its GPU,
-/// of which ranks with the same nearest ones take turns; without a GPU's place the devices are
-/// dealt evenly, whole ones while there are enough, else several ranks share one. Empty only when
-/// `devices` is.
+/// The devices of rank number `local_rank` of `local_ranks` on this host. Of those that are equally
+/// near to its GPU (`gpu_path`) it shares with the ranks of the GPUs (`all_gpus`) to which the same
+/// ones are nearest; without a GPU's place, of all with all. They are dealt evenly, whole ones
+/// while there are enough, else several ranks have one: two ranks have the same devices, or none in
+/// common. Ranks are taken to use the GPUs in turn; fewer ranks than GPUs, to be near each other
+/// (each then has fewer devices than it might). Empty only when `devices` is.
 std::vector<RdmaDevice> devices_of_rank(const std::vector<RdmaDevice>& devices,
-                                        const std::string& gpu_path, int local_rank,
+                                        const std::string& gpu_path,
+                                        const std::vector<std::string>& all_gpus, int local_rank,
                                         int local_ranks);
 
 }  // namespace ckpt

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <set>
 #include "base/host.h"
 #include "base/strings.h"
 #include "transport/network/device_filter.h"
@@ -174,7 +175,7 @@ TEST_F(FakeHost, AnyPairOfCountsHasAnAnswer) {
     for (int ranks = 1; ranks <= 17; ++ranks) {
       std::vector<int> used(devices.size(), 0);
       for (int rank = 0; rank < ranks; ++rank) {
-        const auto own = devices_of_rank(devices, "", rank, ranks);
+        const auto own = devices_of_rank(devices, "", {}, rank, ranks);
         ASSERT_FALSE(own.empty());
         for (const RdmaDevice& device : own) ++used[std::stoul(device.name.substr(5))];
       }
@@ -183,7 +184,66 @@ TEST_F(FakeHost, AnyPairOfCountsHasAnAnswer) {
       EXPECT_GE(*least, 1) << count << " devices, " << ranks << " ranks";
     }
   }
-  EXPECT_THAT(devices_of_rank({}, "", 0, 1), IsEmpty());
+  EXPECT_THAT(devices_of_rank({}, "", {}, 0, 1), IsEmpty());
+}
+
+// Two switches, each with GPUs and NICs of its own, in every number.
+TEST_F(FakeHost, RanksOnGpusShareTheNearestDevicesEvenly) {
+  for (int nics = 1; nics <= 5; ++nics) {
+    std::vector<RdmaDevice> devices;
+    for (int i = 0; i < 2 * nics; ++i) {
+      devices.push_back({concat("mlx5_", i), {1}, 0, concat("pci", i / nics, "/nic", i), -1});
+    }
+    for (int gpus = 1; gpus <= 4; ++gpus) {  // of a switch
+      std::vector<std::string> paths;
+      for (int i = 0; i < 2 * gpus; ++i) paths.push_back(concat("pci", i / gpus, "/gpu", i));
+      for (const int turns : {1, 2, 3}) {
+        const int ranks = turns * 2 * gpus;
+        std::vector<int> used(devices.size(), 0);
+        std::set<std::vector<std::string>> shares;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const int gpu = rank % (2 * gpus);
+          std::vector<std::string> names;
+          for (const RdmaDevice& device :
+               devices_of_rank(devices, paths[static_cast<std::size_t>(gpu)], paths, rank, ranks)) {
+            names.push_back(device.name);
+            const int number = std::stoi(device.name.substr(5));
+            EXPECT_EQ(number / nics, gpu / gpus) << "of its own switch";
+            ++used[static_cast<std::size_t>(number)];
+          }
+          ASSERT_FALSE(names.empty());
+          shares.insert(names);
+        }
+        const auto [least, most] = std::minmax_element(used.begin(), used.end());
+        EXPECT_LE(*most - *least, 1) << nics << " NICs, " << gpus << " GPUs, " << ranks << " ranks";
+        EXPECT_GE(*least, 1) << nics << " NICs, " << gpus << " GPUs, " << ranks << " ranks";
+        std::size_t named = 0;
+        for (const auto& share : shares) named += share.size();
+        EXPECT_EQ(named, devices.size()) << "equal or apart: the plan's devices are these lists";
+      }
+    }
+  }
+}
+
+TEST_F(FakeHost, FewerRanksThanGpusStillHaveDevicesOfTheirOwn) {
+  for (const char* nic : {"0", "1", "2", "3"}) {
+    add_rdma(concat("mlx5_", nic), concat("pci0/nic", nic));
+  }
+  for (const char* gpu : {"0", "1", "2", "3"}) {
+    add_gpu(concat("0000:8", gpu, ":00.0"), concat("pci0/gpu", gpu), concat("GPU-", gpu));
+  }
+  const auto devices = [&](const char* gpu, int rank, int ranks) {
+    NetworkRequest of_rank = request(rank, ranks);
+    of_rank.device_uuid = gpu;
+    return choose_network(of_rank).value();
+  };
+  EXPECT_THAT(devices("GPU-2", 0, 1).devices,
+              ElementsAre("mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_3:1"));
+  EXPECT_EQ(devices("GPU-2", 0, 1).mbit, 1'600'000u) << "for the plan";
+  EXPECT_THAT(devices("GPU-0", 0, 2).devices, ElementsAre("mlx5_0:1", "mlx5_1:1"));
+  EXPECT_THAT(devices("GPU-3", 1, 2).devices, ElementsAre("mlx5_2:1", "mlx5_3:1"));
+  EXPECT_THAT(devices("GPU-3", 3, 4).devices, ElementsAre("mlx5_3:1"));
+  EXPECT_THAT(devices("GPU-3", 7, 8).devices, ElementsAre("mlx5_3:1"));
 }
 
 TEST_F(FakeHost, FiltersChooseAndPortsThatAreDownAreLeftOut) {

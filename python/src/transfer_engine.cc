@@ -23,6 +23,7 @@ class PythonTransferEngine final : public TransferEngine {
  public:
   explicit PythonTransferEngine(nb::object engine)
       : address_(nb::cast<std::string>(engine.attr("address"))),
+        takes_destinations_(nb::hasattr(engine, "register_destination")),
         engine_(shared_object(std::move(engine))) {}
 
   std::string address() const override { return address_; }
@@ -46,6 +47,26 @@ class PythonTransferEngine final : public TransferEngine {
     return call("read", [&](const nb::object& engine) {
       engine.attr("read")(address, list, seconds, nb::cpp_function(cancelled));
     });
+  }
+  bool has_abandoned_reads(const std::string& address) const override {
+    bool has = false;
+    static_cast<void>(call("has_abandoned_reads", [&](const nb::object& engine) {
+      if (nb::hasattr(engine, "has_abandoned_reads")) {
+        has = nb::cast<bool>(engine.attr("has_abandoned_reads")(address));
+      }
+    }));
+    return has;
+  }
+  bool takes_destinations() const override { return takes_destinations_; }
+  Status register_destination(void* data, std::uint64_t bytes) override {
+    return call("register_destination", [&](const nb::object& engine) {
+      engine.attr("register_destination")(number(data), bytes);
+    });
+  }
+  void deregister_destination(void* data) override {
+    static_cast<void>(call("deregister_destination", [&](const nb::object& engine) {
+      engine.attr("deregister_destination")(number(data));
+    }));
   }
   Status send(const std::string& address, std::span<const std::byte> message) override {
     return call("send", [&](const nb::object& engine) {
@@ -86,15 +107,33 @@ class PythonTransferEngine final : public TransferEngine {
   }
 
   const std::string address_;
+  const bool takes_destinations_;
   const std::shared_ptr<nb::object> engine_;
 };
 
-std::vector<std::string> rdma_devices_of(int local_rank, int local_ranks) {
+// As for a job of one host: what leads outward.
+constexpr const char* kThisHost = "127.0.0.1";
+
+std::vector<std::string> rdma_devices_of(int local_rank, int local_ranks,
+                                         const std::string& device_uuid) {
   NetworkRequest request;
+  request.master_host = kThisHost;
+  request.device_uuid = device_uuid;
   request.local_rank = local_rank;
   request.local_ranks = local_ranks;
-  const NetworkChoice choice = value_or_raise(choose_network(request));
+  const NetworkChoice choice = value_or_raise([&] {
+    const nb::gil_scoped_release without_gil;
+    return choose_network(request);
+  }());
   return choice.rdma ? choice.devices : std::vector<std::string>();
+}
+
+std::string address_of_this_host(const std::string& advertise) {
+  return value_or_raise([&] {
+           const nb::gil_scoped_release without_gil;
+           return own_address(advertise, kThisHost);
+         }())
+      .address;
 }
 
 }  // namespace
@@ -105,8 +144,12 @@ std::shared_ptr<TransferEngine> make_transfer_engine(nb::object engine) {
 
 void bind_transfer_engine(nb::module_& module) {
   module.def("rdma_devices", &rdma_devices_of, nb::arg("local_rank"), nb::arg("local_ranks"),
+             nb::arg("device_uuid") = "",
              "The RDMA devices of a rank as \"NAME:PORT\", by the rules of docs/p2p.md; none where "
              "there is no RDMA.");
+  module.def("own_address", &address_of_this_host, nb::arg("advertise") = "",
+             "Under which others reach this host, by the rules of docs/p2p.md; `advertise` is an "
+             "address or an interface.");
 }
 
 }  // namespace ckpt::python

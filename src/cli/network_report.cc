@@ -67,6 +67,11 @@ void print_ucx() {
   }
   say(concat("UCX ", abilities->version, ":"));
   for (const std::string& resource : abilities->resources) say(concat("  ", resource));
+  say(concat("  memory it knows: ", join(abilities->memory, ", ")));
+  say(abilities->reads_into_gpus.is_ok()
+          ? std::string("  what ranks on GPUs read goes straight into GPU memory")
+          : concat("  what ranks on GPUs read goes through pinned host memory: ",
+                   abilities->reads_into_gpus.message()));
   const Status viable = ucx_viable({}, Deadline::after_seconds(kViabilitySeconds));
   say(viable.is_ok() ? "  reading memory of another transport works"
                      : concat("  ", viable.message()));

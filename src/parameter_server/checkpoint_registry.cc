@@ -4,6 +4,7 @@
 
 #include "base/strings.h"
 #include "checkpoint/digest.h"
+#include "parameter_server/field_pool_metas.h"
 #include "parameter_server/foreign_owners.h"
 #include "parameter_server/metas_json.h"
 
@@ -93,6 +94,12 @@ Status CheckpointRegistry::offer_loaded(AbortSignal* abort) {
                "call load_metas on all ranks first")
         .on_rank(job_.rank());
   }
+  if (are_of_field_pools(*loaded_)) {
+    return unsupported(
+               "what comes from the Python package checkpoint-engine has no digests, by which "
+               "others could check a copy")
+        .on_rank(job_.rank());
+  }
   offered_.reset();
   offered_copy_.reset();
   reclaimer_.wait();
@@ -137,6 +144,13 @@ Result<std::string> CheckpointRegistry::export_metas() const {
 
 Status CheckpointRegistry::load_metas(const std::string& json) {
   CKPT_ASSIGN_OR_RETURN(Metas metas, metas_from_json(json));
+  const Transport* transport = job_.transport();
+  if (are_of_field_pools(metas) && (transport == nullptr || transport->name() != "callback")) {
+    return unsupported(
+        "these metas are of the Python package checkpoint-engine itself, whose memory is read by "
+        "Mooncake: give all ranks a transfer engine (MooncakeTransfer), or export metas from a job "
+        "of this engine");
+  }
   auto loaded = std::make_shared<const Metas>(std::move(metas));
   CKPT_ASSIGN_OR_RETURN(catalog_, catalog_of_foreign_owners(*loaded, job_.world_size()));
   loaded_ = std::move(loaded);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/strings.h"
+#include "parameter_server/field_pool_metas.h"
 #include "parameter_server/hex_text.h"
 
 namespace ckpt {
@@ -155,6 +156,12 @@ Result<RankMetas> rank_from_json(int rank, const Json& json, Place& place) {
   return out;
 }
 
+bool is_of_this_engine(const Json& entry) {
+  if (!entry.is_object() || !entry.contains("p2p_store_addr")) return false;
+  const Json& text = entry.at("p2p_store_addr");
+  return text.is_string() && text.get_ref<const std::string&>().starts_with(kPlaceBegin);
+}
+
 /// Ranks that are not there have no tensors.
 void add_empty_ranks(Metas& metas, std::size_t until) {
   const auto nothing = std::make_shared<const Layout>(Layout::make({}));
@@ -192,6 +199,7 @@ Result<Metas> metas_from_field_json(std::string_view text) {
     }
   }
   if (entries.empty()) return invalid_argument("metas: no rank has any tensor");
+  if (!is_of_this_engine(*entries.begin()->second)) return metas_of_field_pools(text);
   Metas metas;
   Place first;
   for (const auto& [rank, entry] : entries) {

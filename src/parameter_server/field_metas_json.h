@@ -26,8 +26,8 @@ namespace ckpt {
 std::string metas_to_field_json(const Metas& metas);
 
 /// What metas_to_field_json wrote; "ptr", "size", "aligned_size" and unknown members are not looked
-/// at. kInvalidArgument names the rank and the member that is wrong; kUnsupported for metas of the
-/// Python package itself, whose memory is Mooncake's.
+/// at. Those of the Python package itself are read by field_pool_metas.h. kInvalidArgument names
+/// the rank and the member that is wrong.
 Result<Metas> metas_from_field_json(std::string_view text);
 
 }  // namespace ckpt

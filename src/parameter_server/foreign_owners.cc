@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/strings.h"
+#include "parameter_server/field_pool_metas.h"
 #include "transport/lease.h"
 
 namespace ckpt {
@@ -88,6 +89,7 @@ std::vector<LostOwner> ask_owners(Transport& transport, const Catalog& catalog,
                                                "the log of its start says why"))});
       continue;
     }
+    if (owner.door_region == kNoDoor) continue;
     auto peer = transport.connect(owner.transport_descriptor, std::move(options), deadline);
     if (!peer) {
       lost.push_back({rank, peer.status()});

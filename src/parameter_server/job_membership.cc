@@ -137,6 +137,13 @@ void JobMembership::start_transport(const std::string& device_uuid) {
     return;
   }
   transport_ = std::move(*transport);
+  if (!device_uuid.empty()) {
+    const Status direct = transport_->can_read_into(DeviceKind::kCuda);
+    log_info("rank ", rank(), " reads from other ranks ",
+             direct.is_ok()
+                 ? std::string("straight into GPU memory, where no other host goes on from it")
+                 : concat("into pinned host memory: ", direct.message()));
+  }
   signals_ = std::make_unique<ProgressSignals>(*transport_);
   signals_->hand_on(
       [leases = leases_.get()](const Transport::Sender& sender, std::span<const std::byte> signal) {

@@ -13,7 +13,7 @@ constexpr std::chrono::milliseconds kPatienceAtEnd{300};
 
 std::uint64_t PassMemory::bytes() const {
   const auto size = [](const auto& buffer) { return buffer ? buffer->size() : 0; };
-  return size(ring) + size(fill_staging);
+  return size(ring) + size(fill_staging) + (receives_on_device ? size(receive_staging) : 0);
 }
 
 KeptBuffers::~KeptBuffers() { release(Deadline::after(kPatienceAtEnd)); }
@@ -42,9 +42,9 @@ void KeptBuffers::release(Deadline deadline) {
   const auto set = std::make_shared<PassMemory>(*take());
   set->opened.clear();
   set->receive_pinned.reset();
-  set->receive_staging.reset();
+  if (!set->receives_on_device) set->receive_staging.reset();
   set->ring.reset();  // workers had it, and have released it
-  if (!set->fill_staging || !set->guard) return;
+  if (!set->has_device_staging() || !set->guard) return;
   closing_.free_when_closed(
       "staging that was kept", set, [set] { return set->guard->in_use(); }, deadline);
 }

@@ -28,13 +28,21 @@ struct PassMemory {
   std::unique_ptr<DeviceBuffer> ring;
   bool ring_is_own = false;  ///< else it was opened (RingSharing::kPerHost)
   std::unique_ptr<DeviceBuffer> fill_staging;
-  /// Host memory, whatever the device.
   std::unique_ptr<DeviceBuffer> receive_staging;
+  /// It is memory of the device, which the transport writes to; else of the host.
+  bool receives_on_device = false;
+  /// Of the device, in the place of which host memory was taken: of the same guard.
+  std::vector<std::unique_ptr<DeviceBuffer>> unused_staging;
   std::unique_ptr<PinnedRange> receive_pinned;
   std::vector<Opened> opened;
 
-  /// Of ring and staging, whoever made the ring.
+  /// Of ring and staging on the device, whoever made the ring.
   std::uint64_t bytes() const;
+  /// Must not be freed while others have it open.
+  bool has_device_staging() const {
+    return fill_staging != nullptr || !unused_staging.empty() ||
+           (receives_on_device && receive_staging != nullptr);
+  }
 };
 
 /// At most one set. The same recipients make it, use it and close it together, so that nobody frees

@@ -53,6 +53,12 @@ Result<std::unique_ptr<Pass>> Pass::prepare(const PassSetup& setup, std::uint32_
   const auto begin = std::chrono::steady_clock::now();
   CKPT_RETURN_IF_ERROR(pass->allocate_and_open(std::move(address)));
   pass->prepare_stages_.push_back({"allocate", seconds_since(begin), 0});
+  if (const DeviceBuffer* staging = pass->buffers_->receive_staging()) {
+    pass->prepare_stages_.push_back({pass->buffers_->receives_on_device()
+                                         ? "receive staging on the device"
+                                         : "receive staging in host memory",
+                                     0, staging->size()});
+  }
   if (const Status status = pass->start_lanes(); !status.is_ok()) {
     // Lanes that run already wait for the others.
     setup.control.abort(setup.epoch, status.on_rank(setup.rank));
@@ -145,6 +151,8 @@ Status Pass::make_communicator() {
 Status Pass::register_for_other_hosts(PassReady& mine) {
   CKPT_ASSIGN_OR_RETURN(mine.transport_descriptor, setup_.transport->descriptor());
   const DeviceBuffer* staging = buffers_->receive_staging();
+  // Nobody reads what lies in memory of the device.
+  if (buffers_->receives_on_device()) return Status();
   if (staging == nullptr && !plan_->plan.options.receive_into_rings) return Status();
   CKPT_ASSIGN_OR_RETURN(
       ring_region_,

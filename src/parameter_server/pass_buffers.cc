@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/host.h"
+#include "base/log.h"
 #include "base/strings.h"
 
 namespace ckpt {
@@ -69,7 +70,12 @@ Status PassBuffers::allocate(const PassSetup& setup, const Plan& plan, const Sch
     return (buffer ? buffer->size() : 0) == bytes;
   };
   const std::uint64_t fill_bytes = sizes.chunk_bytes * schedule.fill_slots;
-  if (!has_size(memory_.fill_staging, fill_bytes)) {
+  const std::uint64_t receive_bytes = sizes.cross_chunk_bytes * schedule.receive_slots;
+  // All device memory that others open is of one guard.
+  if (!has_size(memory_.fill_staging, fill_bytes) ||
+      (memory_.receives_on_device && !has_size(memory_.receive_staging, receive_bytes))) {
+    if (memory_.receives_on_device) receive_staging_before_ = std::move(memory_.receive_staging);
+    memory_.receives_on_device = false;
     fill_staging_before_ = std::move(memory_.fill_staging);
     guard_before_ = std::move(memory_.guard);
     memory_.guard.reset();
@@ -84,16 +90,53 @@ Status PassBuffers::allocate(const PassSetup& setup, const Plan& plan, const Sch
     CKPT_ASSIGN_OR_RETURN(memory_.guard, MemoryGuard::create(new_name("guard")));
   }
   // Host memory: who has it open keeps it.
-  const std::uint64_t receive_bytes = sizes.cross_chunk_bytes * schedule.receive_slots;
   if (!has_size(memory_.receive_staging, receive_bytes)) {
     memory_.receive_pinned.reset();
     memory_.receive_staging.reset();
   }
-  if (receive_bytes > 0 && !memory_.receive_staging) {
-    CKPT_ASSIGN_OR_RETURN(memory_.receive_staging,
-                          host_->allocate(receive_bytes, new_name("received")));
+  if (receive_bytes == 0) return Status();
+  return make_receive_staging(setup, schedule, new_name("received"));
+}
+
+Status PassBuffers::make_receive_staging(const PassSetup& setup, const Schedule& schedule,
+                                         std::string name) {
+  const std::uint64_t bytes = cross_chunk_bytes_ * schedule.receive_slots;
+  const bool goes_on = std::ranges::any_of(
+      schedule.receive, [](const IncomingChunk& chunk) { return chunk.next_stop >= 0; });
+  if (!goes_on && setup.transport != nullptr &&
+      setup.transport->can_read_into(device_->kind()).is_ok()) {
+    const Status made = make_receive_staging_on_device(setup, bytes, concat(name, "-on-device"));
+    if (made.is_ok()) return made;
+    log_warning("rank ", rank_,
+                " reads into host memory, not straight into that of its device: ", made.message());
   }
+  if (memory_.receives_on_device) {
+    // Others may have it open.
+    memory_.unused_staging.push_back(std::move(memory_.receive_staging));
+    memory_.receives_on_device = false;
+  }
+  if (memory_.receive_staging) return Status();
+  CKPT_ASSIGN_OR_RETURN(memory_.receive_staging, host_->allocate(bytes, name));
   return Status();
+}
+
+Status PassBuffers::make_receive_staging_on_device(const PassSetup& setup, std::uint64_t bytes,
+                                                   const std::string& name) {
+  const bool is_new = !memory_.receives_on_device;
+  if (is_new) {
+    memory_.receive_pinned.reset();
+    CKPT_ASSIGN_OR_RETURN(memory_.receive_staging, device_->allocate(bytes, name));
+  }
+  auto destination =
+      setup.transport->register_destination(*device_, memory_.receive_staging->data(), bytes);
+  if (destination) {
+    destination_ = std::move(*destination);
+    memory_.receives_on_device = true;
+    if (is_new) allocated_bytes_ += bytes;
+  } else if (is_new) {
+    memory_.receive_staging.reset();
+  }
+  return destination.status();
 }
 
 void PassBuffers::describe(PassReady& ready) const {
@@ -166,15 +209,16 @@ Result<Staging> PassBuffers::open_stream(const StreamKey& key, const PassReady& 
   const bool received = key.second == StreamKind::kReceive;
   const BufferHandle& staging = received ? told.receive_staging : told.fill_staging;
   const bool staged = staging.bytes > 0;
+  const bool in_host_memory = staged && received && staging.kind == DeviceKind::kHost;
   DeviceBuffer* buffer = !staged    ? memory_.ring.get()
                          : received ? memory_.receive_staging.get()
                                     : memory_.fill_staging.get();
   if (key.first != rank_) {
-    CKPT_ASSIGN_OR_RETURN(buffer, staged && received
+    CKPT_ASSIGN_OR_RETURN(buffer, in_host_memory
                                       ? open_or_reuse(*host_, staging, {}, key.first, true)
                                       : open_or_reuse(*device_, staged ? staging : told.ring,
                                                       told.guard, key.first, false));
-  } else if (staged && received && !memory_.receive_pinned) {
+  } else if (in_host_memory && !memory_.receive_pinned) {
     CKPT_ASSIGN_OR_RETURN(memory_.receive_pinned, device_->pin(buffer->data(), buffer->size()));
   }
   if (!staged) return Staging{buffer->data(), 0, 0};
@@ -184,10 +228,12 @@ Result<Staging> PassBuffers::open_stream(const StreamKey& key, const PassReady& 
 
 void PassBuffers::opened_everywhere() {
   fill_staging_before_.reset();
+  receive_staging_before_.reset();
   guard_before_.reset();
 }
 
 void PassBuffers::close_opened() {
+  destination_.reset();
   stagings_.clear();
   opened_before_.clear();
   memory_.opened.clear();
@@ -211,6 +257,7 @@ void PassBuffers::close_to_others() {
 }
 
 PassMemory PassBuffers::leave() {
+  destination_.reset();
   close_to_others();
   return std::move(memory_);
 }

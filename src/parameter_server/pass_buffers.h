@@ -17,6 +17,7 @@
 #include "parameter_server/pass_messages.h"
 #include "parameter_server/pass_setup.h"
 #include "plan/schedule.h"
+#include "transport/transport.h"
 
 namespace ckpt {
 
@@ -58,8 +59,10 @@ class PassBuffers {
   Progress& progress() const { return *progress_; }
   const HostProgressLayout& layout() const { return *layout_; }
   DeviceBuffer* fill_staging() const { return memory_.fill_staging.get(); }
-  /// Host memory, whatever the device: every transport reaches it.
   DeviceBuffer* receive_staging() const { return memory_.receive_staging.get(); }
+  /// The transport writes what it reads straight into memory of the device; nobody of another host
+  /// takes anything from there. Else it is host memory, which every transport reaches.
+  bool receives_on_device() const { return memory_.receives_on_device; }
   /// Where the pulled streams lie, this rank's own included.
   const std::map<StreamKey, Staging>& stagings() const { return stagings_; }
   std::uint64_t ring_bytes() const { return memory_.ring->size(); }
@@ -70,6 +73,9 @@ class PassBuffers {
 
  private:
   Status make_board(std::string name);
+  Status make_receive_staging(const PassSetup& setup, const Schedule& schedule, std::string name);
+  Status make_receive_staging_on_device(const PassSetup& setup, std::uint64_t bytes,
+                                        const std::string& name);
   Result<Staging> open_stream(const StreamKey& key, const PassReady& told);
   Result<DeviceBuffer*> open_or_reuse(Device& device, const BufferHandle& handle,
                                       const std::string& guard, int owner, bool pin);
@@ -86,12 +92,13 @@ class PassBuffers {
   std::unique_ptr<Progress> progress_;  // null until it is opened
   std::string progress_name_;
   PassMemory memory_;
+  std::unique_ptr<Destination> destination_;  // the receive staging; ends before it
   std::map<StreamKey, Staging> stagings_;
   // Of the pass before, until opened_everywhere(): what it had open that nobody has asked for yet,
   // and staging of another size, which others may have open.
   std::vector<PassMemory::Opened> opened_before_;
   std::optional<MemoryGuard> guard_before_;
-  std::unique_ptr<DeviceBuffer> fill_staging_before_;
+  std::unique_ptr<DeviceBuffer> fill_staging_before_, receive_staging_before_;
 };
 
 }  // namespace ckpt

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/strings.h"
+#include "parameter_server/field_pool_metas.h"
 #include "parameter_server/foreign_owners.h"
 
 namespace ckpt {
@@ -56,7 +57,8 @@ Status PeerMemories::connect_pool(const PassSetup& setup, int rank, std::vector<
   for (const PoolRegion& region : owner.pool_regions) {
     memory.pieces.push_back({region.pool_offset, region.bytes, region.region});
   }
-  if (foreign) doors.push_back({memory.peer, owner.door_region, owner.epoch});
+  if (foreign && owner.door_region != kNoDoor)
+    doors.push_back({memory.peer, owner.door_region, owner.epoch});
   return Status();
 }
 
@@ -150,7 +152,7 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
   std::vector<int> foreign_ranks;  // one for each door
   for (const int rank : pool_ranks) {
     CKPT_RETURN_IF_ERROR(memories.connect_pool(setup, rank, doors));
-    if (rank >= setup.world_size) foreign_ranks.push_back(rank);
+    if (doors.size() > foreign_ranks.size()) foreign_ranks.push_back(rank);
   }
   for (const int rank : ring_ranks) {
     const auto at = std::ranges::lower_bound(recipients, rank) - recipients.begin();

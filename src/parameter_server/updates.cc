@@ -41,6 +41,10 @@ Result<std::vector<int>> checked_recipients(std::vector<int> ranks, int world_si
   return ranks;
 }
 
+bool has_digests(const Catalog& catalog) {
+  return catalog.tensors().empty() || catalog.metas().ranks[0].instance.digest_algorithm != 0;
+}
+
 }  // namespace
 
 // Whether this rank can take part in an update of `name` at all.
@@ -64,6 +68,12 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::
                                                                      const UpdateOptions& options) {
   const std::lock_guard lock(operation_);
   RunningCalls::Call call(running_);
+  if (options.verify && registry_->catalog() && !has_digests(*registry_->catalog())) {
+    return failed_precondition(
+        "the loaded metas have no digests, so that nobody can tell whether what is read is what "
+        "was "
+        "registered: update without verification (verify=False)");
+  }
   // Ranks that were given different recipients cannot even tell each other.
   CKPT_ASSIGN_OR_RETURN(std::vector<int> recipients,
                         checked_recipients(options.recipients, world_size()));

@@ -15,6 +15,7 @@
 #include "base/abort_signal.h"
 #include "base/deadline.h"
 #include "checkpoint_engine/status.h"
+#include "device/device.h"
 
 namespace ckpt {
 
@@ -44,6 +45,13 @@ struct RemoteRegion {
   std::uint64_t bytes = 0;
 
   bool operator==(const RemoteRegion&) const = default;
+};
+
+/// Memory of a device that reads go straight into: what register_destination returns. Ends after
+/// the reads and before the memory.
+class Destination {
+ public:
+  virtual ~Destination() = default;
 };
 
 /// Bytes [offset, offset + bytes) of the owner's region `region`, to be put at `destination`.
@@ -143,6 +151,14 @@ class Transport {
   /// in pieces; readers see one. 0 bytes are allowed. kResourceExhausted names the limit.
   virtual Result<std::unique_ptr<MemoryRegion>> register_memory(void* data,
                                                                 std::uint64_t bytes) = 0;
+  /// ok where reads can go straight into memory of such a device, once that is registered as a
+  /// destination; else why not (kUnsupported): then they go into host memory, of which a transport
+  /// need not be told.
+  virtual Status can_read_into(DeviceKind kind) const;
+  /// Lets reads write to [data, data + bytes), which lies on `device`; the device outlives it.
+  /// After an error nothing is registered, and the caller reads into host memory instead.
+  virtual Result<std::unique_ptr<Destination>> register_destination(Device& device, std::byte* data,
+                                                                    std::uint64_t bytes);
   /// What another process needs to read the regions registered now: opaque bytes, with this
   /// transport's address, instance, epoch and region list.
   virtual Result<std::vector<std::byte>> descriptor() = 0;

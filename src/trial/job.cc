@@ -84,6 +84,8 @@ Result<std::vector<nlohmann::json>> run_ranks(Settings settings, const Workers& 
   CKPT_ASSIGN_OR_RETURN(const int port, free_port());
   settings.role = "rank";
   settings.rendezvous = concat("127.0.0.1:", port);
+  CKPT_ASSIGN_OR_RETURN(const int reader_port, free_port());
+  settings.reader_rendezvous = concat("127.0.0.1:", reader_port);
   settings.job = concat("gpu-update-", random_id());
   std::map<pid_t, int> ranks;
   std::vector<LineChannel> results;

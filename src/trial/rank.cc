@@ -58,6 +58,8 @@ class RankRun {
  private:
   Status start();
   Status meet_worker();
+  Result<ParameterServerOptions> server_options() const;
+  Status join_readers();
   Status measure_ceilings();
   Status measure_nccl_alone();
   Status measure_peer(Upload& upload);
@@ -81,6 +83,7 @@ class RankRun {
   const Weights weights_;
   std::vector<std::uint32_t> share_;
   std::shared_ptr<Device> device_;
+  std::unique_ptr<ParameterServer> owner_;  // with `loaded`: of the first job
   std::unique_ptr<ParameterServer> server_;
   std::uint64_t share_bytes_ = 0;
   json result_;
@@ -108,10 +111,7 @@ Status RankRun::meet_worker() {
   }
 }
 
-Status RankRun::start() {
-  // The worker's context and parameters are there before any memory is counted.
-  CKPT_RETURN_IF_ERROR(meet_worker());
-  CKPT_ASSIGN_OR_RETURN(device_, open_device(settings_));
+Result<ParameterServerOptions> RankRun::server_options() const {
   ParameterServerOptions options;
   options.rank = settings_.rank;
   options.world_size = settings_.ranks;
@@ -127,6 +127,14 @@ Status RankRun::start() {
   CKPT_ASSIGN_OR_RETURN(options.ring_bytes, parse_bytes(settings_.ring));
   CKPT_ASSIGN_OR_RETURN(options.bucket_bytes, parse_bytes(settings_.bucket));
   CKPT_ASSIGN_OR_RETURN(options.chunk_bytes, parse_bytes(settings_.chunk));
+  return options;
+}
+
+Status RankRun::start() {
+  // The worker's context and parameters are there before any memory is counted.
+  CKPT_RETURN_IF_ERROR(meet_worker());
+  CKPT_ASSIGN_OR_RETURN(device_, open_device(settings_));
+  CKPT_ASSIGN_OR_RETURN(ParameterServerOptions options, server_options());
   CKPT_ASSIGN_OR_RETURN(server_, ParameterServer::create(std::move(options)));
   if (settings_.nccl_alone) return measure_nccl_alone();
   return measure_ceilings();
@@ -136,6 +144,19 @@ Status RankRun::measure_nccl_alone() {
   CKPT_ASSIGN_OR_RETURN(result_["nccl"], measure_nccl(*server_, *device_));
   result_["device"] = device_->name();
   return Status();
+}
+
+// From now on what is updated is the second job.
+Status RankRun::join_readers() {
+  CKPT_ASSIGN_OR_RETURN(const std::string mine, server_->export_metas());
+  CKPT_ASSIGN_OR_RETURN(const auto metas, server_->all_gather(mine, kPatienceSeconds));
+  CKPT_ASSIGN_OR_RETURN(ParameterServerOptions options, server_options());
+  options.rendezvous = settings_.reader_rendezvous;
+  options.job += "-reader";
+  owner_ = std::move(server_);
+  CKPT_ASSIGN_OR_RETURN(server_, ParameterServer::create(std::move(options)));
+  CKPT_RETURN_IF_ERROR(server_->load_metas(metas.front()));
+  return barrier();
 }
 
 Status RankRun::measure_ceilings() {
@@ -414,6 +435,7 @@ Result<json> RankRun::run() {
   CKPT_RETURN_IF_ERROR(start());
   if (settings_.nccl_alone) return result_;
   CKPT_RETURN_IF_ERROR(measure_registration());
+  if (settings_.loaded) CKPT_RETURN_IF_ERROR(join_readers());
   CKPT_RETURN_IF_ERROR(measure_updates());
   result_["rank"] = settings_.rank;
   result_["gpu"] = settings_.rank % settings_.gpus;

@@ -57,6 +57,7 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--experts", flag(settings.experts)},
       {"--owners", number(settings.owners)},
       {"--first-recipient", number(settings.first_recipient)},
+      {"--loaded", flag(settings.loaded)},
       {"--shrink", number(settings.shrink)},
       {"--ring", text(settings.ring)},
       {"--bucket", text(settings.bucket)},
@@ -78,6 +79,7 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--peer-fd", number(settings.peer_fd)},
       {"--result-fd", number(settings.result_fd)},
       {"--rendezvous", text(settings.rendezvous)},
+      {"--reader-rendezvous", text(settings.reader_rendezvous)},
       {"--job", text(settings.job)},
   };
 }

@@ -21,6 +21,8 @@ struct Settings {
   bool experts = false;     ///< many small tensors, as in qwen3-235b-a22b
   int owners = 0;           ///< so many ranks, the first, hold the checkpoint; 0: all
   int first_recipient = 0;  ///< ranks below are not updated
+  bool loaded = false;      ///< the ranks are a second job as well, which has loaded the metas of
+                            ///< the first one and is updated out of its memory
   int shrink = 1;           ///< divides every dimension: small checkpoints for dry runs
   std::string ring = "0", bucket = "0", chunk = "32MiB";
   std::string collective = "auto";
@@ -51,6 +53,7 @@ struct Settings {
   int peer_fd = -1;    ///< rank and worker speak over it
   int result_fd = -1;  ///< the rank's result goes there
   std::string rendezvous;
+  std::string reader_rendezvous;  ///< with `loaded`
   std::string job;
 };
 
@@ -62,7 +65,7 @@ inline constexpr const char* kUsage =
     "                  [--hosts H] [--worker COMMAND] [--kill-rank R] "
     "[--updates K]\n"
     "                  [--tensors N --tensor-bytes SIZE]\n"
-    "                  [--experts 1] [--owners N] [--first-recipient R]\n"
+    "                  [--experts 1] [--owners N] [--first-recipient R] [--loaded 1]\n"
     "                  [--failures N] [--nccl-ceilings 1] [--nccl-alone 1] [--load-threads T]\n"
     "                  [--files DIR] "
     "[--from-device 1] "

@@ -50,6 +50,17 @@ class Region final : public MemoryRegion {
   bool closed_ = false;  // guarded by closing_
 };
 
+class CallbackDestination final : public Destination {
+ public:
+  CallbackDestination(std::shared_ptr<Engine> engine, void* data)
+      : engine_(std::move(engine)), data_(data) {}
+  ~CallbackDestination() override { engine_->callbacks.deregister_destination(data_); }
+
+ private:
+  const std::shared_ptr<Engine> engine_;
+  void* const data_;
+};
+
 class CallbackPeer final : public Peer {
  public:
   explicit CallbackPeer(std::shared_ptr<PeerQueue> queue) : queue_(std::move(queue)) {}
@@ -111,6 +122,17 @@ class CallbackTransportImpl final : public CallbackTransport {
     CKPT_RETURN_IF_ERROR(engine_->callbacks.register_memory(id, data, bytes));
     engine_->add_region({id, bytes, reinterpret_cast<std::uintptr_t>(data)});
     return std::unique_ptr<MemoryRegion>(std::make_unique<Region>(engine_, id, data, bytes));
+  }
+
+  Status can_read_into(DeviceKind kind) const override {
+    return engine_->callbacks.register_destination ? Status::ok() : Transport::can_read_into(kind);
+  }
+
+  Result<std::unique_ptr<Destination>> register_destination(Device& device, std::byte* data,
+                                                            std::uint64_t bytes) override {
+    CKPT_RETURN_IF_ERROR(can_read_into(device.kind()));
+    CKPT_RETURN_IF_ERROR(engine_->callbacks.register_destination(data, bytes));
+    return std::unique_ptr<Destination>(std::make_unique<CallbackDestination>(engine_, data));
   }
 
   Result<std::vector<std::byte>> descriptor() override {

@@ -43,6 +43,10 @@ struct TransportCallbacks {
   std::function<Status(const Remote& owner, std::span<const Piece> pieces, Deadline deadline,
                        AbortSignal& abort)>
       read;
+  /// Makes memory a destination of reads, of whatever device the engine knows how to write to; both
+  /// or none. Empty: reads go into host memory, of which the engine is told nothing.
+  std::function<Status(void* data, std::uint64_t bytes)> register_destination;
+  std::function<void(void* data)> deregister_destination;
   /// Hands one message to the other side's deliver_signal. Empty: signals are kUnsupported.
   std::function<Status(const Remote& owner, std::span<const std::byte> message)> signal;
 };
@@ -62,8 +66,8 @@ struct CallbackOptions {
 };
 
 /// `callbacks` must stay callable until the transport, its peers and reads are gone; all but
-/// `signal` and `set_epoch` must be given. Each peer has a thread, on which its reads and signals
-/// run in the order of their calls.
+/// `signal`, `set_epoch` and those for destinations must be given. Each peer has a thread, on which
+/// its reads and signals run in the order of their calls.
 std::unique_ptr<CallbackTransport> make_callback_transport(CallbackOptions options,
                                                            TransportCallbacks callbacks);
 

@@ -3,6 +3,7 @@
 #include <ucp/api/ucp.h>
 #include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
+#include <ucs/memory/memory_type.h>
 
 #include <algorithm>
 #include <csignal>
@@ -17,14 +18,10 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "transport/read_plan.h"
+#include "transport/ucx/pieces.h"
 
 namespace ckpt::ucx {
 namespace {
-
-/// The largest piece tried; devices of today take more, registering in parallel does not.
-constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 30;
-/// Below this a refusal is a lack of lockable memory, not a limit of one piece.
-constexpr std::uint64_t kSmallestPieceBytes = 64 << 20;
 
 ucs_log_func_rc_t log_to_engine(const char* /*file*/, unsigned /*line*/, const char* /*function*/,
                                 ucs_log_level_t level, const ucs_log_component_config_t* config,
@@ -72,6 +69,12 @@ Status set(const Config& config, const char* name, const std::string& value) {
 constexpr const char* kTcpSegment = "260K";
 static_assert(kEagerBytes == 256 << 10);
 
+/// "mlx5_0:1", and no interface.
+bool is_rdma(const std::string& device) {
+  std::error_code error;
+  return !std::filesystem::exists("/sys/class/net/" + device, error);
+}
+
 /// Whether data goes over TCP: there is no RDMA device, or none that is asked for.
 bool only_tcp(const UcxOptions& options) {
   const std::string devices = env_string("UCX_NET_DEVICES").value_or(options.net_devices);
@@ -80,9 +83,7 @@ bool only_tcp(const UcxOptions& options) {
     return std::filesystem::is_empty("/sys/class/infiniband", error) || error;
   }
   const std::vector<std::string> names = split(devices, ',');
-  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-    return std::filesystem::exists("/sys/class/net/" + name, error);
-  });
+  return std::ranges::none_of(names, is_rdma);
 }
 
 /// Without these TCP sends 8 KiB at a time. Not worth failing for.
@@ -110,6 +111,10 @@ Status configure(const Config& config, const UcxOptions& options) {
   if (!options.net_devices.empty()) {
     CKPT_RETURN_IF_ERROR(set(config, "NET_DEVICES", options.net_devices));
   }
+  // Without it the data of a read goes over two of them at most.
+  const auto rails = std::ranges::count_if(split(options.net_devices, ','), is_rdma);
+  if (rails > 2)
+    CKPT_RETURN_IF_ERROR(set(config, "MAX_RNDV_RAILS", concat(std::min<long>(rails, 8))));
   CKPT_RETURN_IF_ERROR(set(config, "KEEPALIVE_INTERVAL", "2s"));
   // When a peer dies while its socket is written to, TCP of UCX (1.13 to 1.18 at least) completes a
   // zero-copy send twice and aborts the process. Copied sends of large segments are as fast.
@@ -147,37 +152,65 @@ Result<std::shared_ptr<Context>> Context::create(const UcxOptions& options) {
                               "; check UCX_TLS, UCX_NET_DEVICES and the devices given (",
                               quoted(options.net_devices), ")"));
   }
-  return std::shared_ptr<Context>(
-      new Context(context, only_tcp(options) ? kEagerBytes : kReadGrain));
+  std::shared_ptr<Context> made(new Context(context));
+  const bool tcp = only_tcp(options);
+  made->read_grain_ = tcp ? kEagerBytes : kReadGrain;
+  CKPT_RETURN_IF_ERROR(made->find_memory_kinds(tcp));
+  return made;
+}
+
+Status Context::find_memory_kinds(bool only_tcp) {
+  ucp_context_attr_t attributes{};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  const ucs_status_t status = ucp_context_query(context_, &attributes);
+  if (status != UCS_OK) return unsupported(concat("ucx cannot be queried: ", ucs_text(status)));
+  for (int kind = 0; kind < UCS_MEMORY_TYPE_LAST; ++kind) {
+    if ((attributes.memory_types & UCS_BIT(kind)) != 0) {
+      memory_kinds_.emplace_back(ucs_memory_type_names[kind]);
+    }
+  }
+  CKPT_ASSIGN_OR_RETURN(const auto wish, env_bool("PS_READ_INTO_GPU"));
+  if ((attributes.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) == 0) {
+    reads_into_gpus_ = unsupported("this UCX was built without CUDA, or has none here");
+  } else if (wish && !*wish) {
+    reads_into_gpus_ = unsupported("PS_READ_INTO_GPU says so");
+  } else if (only_tcp && !wish) {
+    reads_into_gpus_ = unsupported("what arrives over TCP lies in host memory anyway");
+  }
+  return Status();
 }
 
 Context::~Context() { ucp_cleanup(context_); }
 
 Result<std::vector<ucp_mem*>> Context::pin(void* data, std::uint64_t bytes) {
-  std::vector<ucp_mem*> pieces;
-  std::uint64_t limit = kPieceBytes;
-  for (std::uint64_t at = 0; at < bytes;) {
-    ucp_mem_map_params_t params{};
-    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
-    params.address = static_cast<std::byte*>(data) + at;
-    params.length = std::min(limit, bytes - at);
-    ucp_mem_h piece = nullptr;
-    const ucs_status_t status = ucp_mem_map(context_, &params, &piece);
-    if (status == UCS_OK) {
-      pieces.push_back(piece);
-      at += params.length;
-      continue;
-    }
-    const std::uint64_t half = params.length / 2 / kReadGrain * kReadGrain;
-    if (half < kSmallestPieceBytes) {
-      unpin(pieces);
-      return resource_exhausted(concat(
-          "cannot register ", format_bytes(bytes), " with the network device: ", ucs_text(status),
-          " after ", format_bytes(at), "; raise the limit of locked memory (ulimit -l)"));
-    }
-    limit = half;
-  }
-  return pieces;
+  return map(data, bytes, false);
+}
+
+Result<std::vector<ucp_mem*>> Context::pin_gpu_memory(void* data, std::uint64_t bytes) {
+  CKPT_RETURN_IF_ERROR(reads_into_gpus_);
+  return map(data, bytes, true);
+}
+
+Result<std::vector<ucp_mem*>> Context::map(void* data, std::uint64_t bytes, bool on_gpu) {
+  Pieces pieces = map_in_pieces(
+      static_cast<std::byte*>(data), bytes,
+      [&](std::byte* piece, std::uint64_t size, ucp_mem** handle) -> int {
+        ucp_mem_map_params_t params{};
+        params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+        params.address = piece;
+        params.length = size;
+        if (on_gpu) {
+          params.field_mask |= UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+          params.memory_type = UCS_MEMORY_TYPE_CUDA;
+        }
+        return ucp_mem_map(context_, &params, handle);
+      },
+      [&](ucp_mem* piece) { unpin({piece}); });
+  if (pieces.status == UCS_OK) return std::move(pieces.handles);
+  return resource_exhausted(concat(
+      "cannot register ", format_bytes(bytes),
+      " with the network device: ", ucs_text(pieces.status), " after ", format_bytes(pieces.bytes),
+      on_gpu ? "; is nvidia-peermem loaded?" : "; raise the limit of locked memory (ulimit -l)"));
 }
 
 void Context::unpin(const std::vector<ucp_mem*>& pieces) {

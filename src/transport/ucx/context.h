@@ -31,13 +31,23 @@ class Context {
   /// Pins [data, data + bytes) for the devices that want that, in pieces of at most `piece_bytes`,
   /// smaller ones where the device refuses. Nothing stays pinned after an error.
   Result<std::vector<ucp_mem*>> pin(void* data, std::uint64_t bytes);
+  /// The same for memory of a GPU.
+  Result<std::vector<ucp_mem*>> pin_gpu_memory(void* data, std::uint64_t bytes);
   void unpin(const std::vector<ucp_mem*>& pieces);
+  /// ok where network devices write to memory of GPUs by themselves; else why they do not.
+  const Status& reads_into_gpus() const { return reads_into_gpus_; }
+  /// What this UCX knows, as it names it: "host", "cuda".
+  const std::vector<std::string>& memory_kinds() const { return memory_kinds_; }
 
  private:
-  Context(ucp_context* context, std::uint64_t read_grain)
-      : context_(context), read_grain_(read_grain) {}
+  explicit Context(ucp_context* context) : context_(context) {}
+  Status find_memory_kinds(bool only_tcp);
+  Result<std::vector<ucp_mem*>> map(void* data, std::uint64_t bytes, bool on_gpu);
+
   ucp_context* const context_;
-  const std::uint64_t read_grain_;
+  std::uint64_t read_grain_ = 0;
+  std::vector<std::string> memory_kinds_;
+  Status reads_into_gpus_;
 };
 
 }  // namespace ckpt::ucx

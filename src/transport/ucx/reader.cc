@@ -152,15 +152,25 @@ void Reader::receive(const std::shared_ptr<ReadState>& read, std::uint32_t reque
     return;
   }
   if (!arrival.is_here()) {
-    arrival.receive(plan.pieces[0].destination, done);
+    void* const destination = plan.pieces[0].destination;
+    arrival.receive(destination, destinations_.at(destination) != nullptr, done);
     return;
   }
   const std::byte* from = arrival.here().data();
+  Status status;
   for (const ReadRange& piece : plan.pieces) {
-    std::memcpy(piece.destination, from, piece.bytes);
+    if (const auto device = destinations_.at(piece.destination)) {
+      status = device->write(piece.destination, from, piece.bytes);
+      if (!status.is_ok()) {
+        read->finish(status.with_context(concat("what was read from ", read->peer->label)));
+        break;
+      }
+    } else {
+      std::memcpy(piece.destination, from, piece.bytes);
+    }
     from += piece.bytes;
   }
-  done(Status::ok());
+  done(status);
 }
 
 void Reader::received(const std::shared_ptr<ReadState>& read, std::uint32_t request, bool snapshot,

@@ -12,6 +12,7 @@
 
 #include "transport/descriptor.h"
 #include "transport/transport.h"
+#include "transport/ucx/destinations.h"
 #include "transport/ucx/endpoint.h"
 #include "transport/ucx/owner.h"
 #include "transport/ucx/progress.h"
@@ -50,8 +51,12 @@ struct PeerState {
 /// All on the progress thread.
 class Reader {
  public:
-  Reader(Progress& progress, const Identity& identity, TransportCounters& counters)
-      : progress_(progress), identity_(identity), counters_(counters) {}
+  Reader(Progress& progress, const Identity& identity, TransportCounters& counters,
+         const Destinations& destinations)
+      : progress_(progress),
+        identity_(identity),
+        counters_(counters),
+        destinations_(destinations) {}
 
   void start(std::shared_ptr<ReadState> read);
   /// Does what is left to do for a read that has its outcome. Idempotent.
@@ -90,6 +95,7 @@ class Reader {
   Progress& progress_;
   const Identity& identity_;
   TransportCounters& counters_;
+  const Destinations& destinations_;
   std::uint64_t next_read_ = 1;
   std::map<std::uint64_t, std::shared_ptr<ReadState>> reads_;  // until nothing is in flight
   std::map<std::uint64_t, std::shared_ptr<PeerState>> peers_;  // by connection, until cut

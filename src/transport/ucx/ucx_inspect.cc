@@ -21,6 +21,8 @@ Result<UcxAbilities> inspect_ucx(const UcxOptions& options) {
   std::fclose(stream);
   UcxAbilities abilities;
   abilities.version = ucp_get_version_string();
+  abilities.memory = context->memory_kinds();
+  abilities.reads_into_gpus = context->reads_into_gpus();
   // "#   resource 0 : md 0  dev 0  flags -- tcp/eth0"
   for (const std::string& line : split(std::string_view(text, size), '\n')) {
     if (line.find("resource") == line.npos) continue;

@@ -12,6 +12,8 @@ namespace ckpt {
 struct UcxAbilities {
   std::string version;
   std::vector<std::string> resources;  ///< transport/device, e.g. "tcp/eth0", "rc_mlx5/mlx5_0:1"
+  std::vector<std::string> memory;     ///< "host", "cuda"
+  Status reads_into_gpus;              ///< ok, or why what is read goes through host memory
 };
 
 /// kUnsupported as make_ucx_transport.

@@ -37,6 +37,7 @@ struct Engine {
   ucx::Identity identity;
   TransportCounters counters;
   std::shared_ptr<ucx::Context> context;
+  ucx::Destinations destinations;
   std::unique_ptr<ucx::Owner> owner;
   std::unique_ptr<ucx::Reader> reader;
   std::unique_ptr<ucx::Progress> progress;  // ends first: its tasks use the others
@@ -77,6 +78,17 @@ class UcxRegion final : public MemoryRegion {
  private:
   const std::shared_ptr<Engine> engine_;
   const std::uint64_t id_, bytes_;
+};
+
+class UcxDestination final : public Destination {
+ public:
+  UcxDestination(std::shared_ptr<Engine> engine, const std::byte* data)
+      : engine_(std::move(engine)), data_(data) {}
+  ~UcxDestination() override { engine_->destinations.remove(data_); }
+
+ private:
+  const std::shared_ptr<Engine> engine_;
+  const std::byte* const data_;
 };
 
 class UcxPeer final : public Peer {
@@ -161,6 +173,28 @@ class UcxTransport final : public Transport {
     if (data == nullptr && bytes > 0) return invalid_argument("no memory given to register");
     CKPT_ASSIGN_OR_RETURN(const std::uint64_t id, engine_->owner->add_region(data, bytes));
     return std::unique_ptr<MemoryRegion>(std::make_unique<UcxRegion>(engine_, id, bytes));
+  }
+
+  Status can_read_into(DeviceKind kind) const override {
+    if (kind == DeviceKind::kCuda) return engine_->context->reads_into_gpus();
+    return unsupported("host memory needs no registration as a destination");
+  }
+
+  Result<std::unique_ptr<Destination>> register_destination(Device& device, std::byte* data,
+                                                            std::uint64_t bytes) override {
+    if (engine_->closed.load()) return closed_error();
+    CKPT_RETURN_IF_ERROR(can_read_into(device.kind()));
+    CKPT_ASSIGN_OR_RETURN(std::vector<ucp_mem*> pinned,
+                          engine_->context->pin_gpu_memory(data, bytes));
+    Result<std::shared_ptr<ucx::DeviceMemory>> memory = closed_error();
+    if (!engine_->progress->run([&] {
+          memory = ucx::DeviceMemory::open(device, engine_->context, std::move(pinned));
+        })) {
+      engine_->context->unpin(pinned);
+    }
+    CKPT_RETURN_IF_ERROR(memory.status());
+    engine_->destinations.add(data, bytes, std::move(*memory));
+    return std::unique_ptr<Destination>(std::make_unique<UcxDestination>(engine_, data));
   }
 
   Result<std::vector<std::byte>> descriptor() override {
@@ -281,8 +315,8 @@ Result<std::unique_ptr<Transport>> make_ucx_transport(UcxOptions options) {
   engine->owner = std::make_unique<ucx::Owner>(*engine->context, *engine->progress,
                                                engine->identity, engine->counters);
   engine->owner->set_epoch(options.epoch);
-  engine->reader =
-      std::make_unique<ucx::Reader>(*engine->progress, engine->identity, engine->counters);
+  engine->reader = std::make_unique<ucx::Reader>(*engine->progress, engine->identity,
+                                                 engine->counters, engine->destinations);
   engine->progress->start(
       {[raw = engine.get()](ucx::Message message) { raw->on_message(std::move(message)); },
        [raw = engine.get()](const ucx::Hello& hello) { return raw->owner->check_hello(hello); },

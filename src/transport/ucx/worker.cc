@@ -37,9 +37,9 @@ void refuse(ucp_ep_h way_back, std::uint64_t connection, const Status& why) {
 
 }  // namespace
 
-void Arrival::receive(void* destination, Done done) {
+void Arrival::receive(void* destination, bool on_gpu, Done done) {
   received_ = true;
-  worker_.receive(data_, destination, bytes_, std::move(done));
+  worker_.receive(data_, destination, bytes_, on_gpu, std::move(done));
 }
 
 Result<std::unique_ptr<Worker>> Worker::create(std::shared_ptr<Context> context,
@@ -139,10 +139,13 @@ bool Worker::progress() {
 
 bool Worker::arm() { return ucp_worker_arm(worker_) == UCS_OK; }
 
-void Worker::receive(void* data, void* destination, std::uint64_t bytes, Arrival::Done done) {
+void Worker::receive(void* data, void* destination, std::uint64_t bytes, bool on_gpu,
+                     Arrival::Done done) {
   auto receive = std::make_unique<Receive>(Receive{*this, std::move(done)});
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.memory_type = on_gpu ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
   param.user_data = receive.get();
   param.cb.recv_am = [](void* request, ucs_status_t status, std::size_t /*bytes*/,
                         void* user_data) {

@@ -34,8 +34,9 @@ class Arrival {
   /// The bytes, when they are here already; else receive() fetches them.
   bool is_here() const { return !rendezvous_; }
   std::span<const std::byte> here() const { return {static_cast<const std::byte*>(data_), bytes_}; }
-  /// Lets UCX write to `destination` until `done` is called, from inside UCX: it must only defer.
-  void receive(void* destination, Done done);
+  /// Lets UCX write to `destination`, which may lie on a GPU, until `done` is called, from inside
+  /// UCX: it must only defer.
+  void receive(void* destination, bool on_gpu, Done done);
   bool received() const { return received_; }
 
  private:
@@ -89,7 +90,7 @@ class Worker {
   Status set_handlers();
   /// `way_back`: of UCX itself, to whoever sent the message; null where it did not ask for one.
   void on_message(std::span<const std::byte> bytes, ucp_ep* way_back);
-  void receive(void* data, void* destination, std::uint64_t bytes, Arrival::Done done);
+  void receive(void* data, void* destination, std::uint64_t bytes, bool on_gpu, Arrival::Done done);
 
   const std::shared_ptr<Context> context_;
   const WorkerHandlers& handlers_;

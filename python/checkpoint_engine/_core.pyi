@@ -31,9 +31,14 @@ class RunningCall:
 def update_engine(url: str, addresses: Mapping[str, str], timeout_seconds: float, uds: str, token: str) -> None:
     """Tells the engine at `url` to update, and returns when it has answered."""
 
-def rdma_devices(local_rank: int, local_ranks: int) -> list[str]:
+def rdma_devices(local_rank: int, local_ranks: int, device_uuid: str = '') -> list[str]:
     """
     The RDMA devices of a rank as "NAME:PORT", by the rules of docs/p2p.md; none where there is no RDMA.
+    """
+
+def own_address(advertise: str = '') -> str:
+    """
+    Under which others reach this host, by the rules of docs/p2p.md; `advertise` is an address or an interface.
     """
 
 class ServerOptions:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import socket
 from typing import Any
 
 from . import _core
@@ -14,13 +13,19 @@ __all__ = ["DeviceManager", "get_ip", "npu_generate_uuid"]
 
 
 def get_ip() -> str:
-    """The address of this host that others most likely reach it by; no packet is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # documentation address: only the route is looked up
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
+    """The address of this host that others most likely reach it by (docs/p2p.md): PS_HOST_IP, else that of the default route,
+    of version 4 or 6. No packet is sent."""
+    return _core.own_address()
+
+
+def device_uuid(local_rank: int) -> str:
+    """Of the GPU of a rank, as torch sees it; "" without one."""
+    torch = torch_if_loaded()
+    if torch is None or not torch.cuda.is_available():
+        return ""
+    properties = torch.cuda.get_device_properties(local_rank % torch.cuda.device_count())
+    uuid = getattr(properties, "uuid", None)  # since torch 2.4
+    return f"GPU-{uuid}" if uuid is not None else ""
 
 
 def npu_generate_uuid() -> str:
@@ -52,7 +57,7 @@ class DeviceManager:
 
     def rdma_device(self, rank: int, ranks: int | None = None) -> str:
         """Of rank number `rank` of the `ranks` (None: as many as devices) of this host; "" where there is none."""
-        devices = _core.rdma_devices(rank, ranks or max(rank + 1, self.device_module.device_count()))
+        devices = _core.rdma_devices(rank, ranks or max(rank + 1, self.device_module.device_count()), device_uuid(rank))
         return devices[0].split(":")[0] if devices and self.transfer_engine_protocol != "tcp" else ""
 
     @property

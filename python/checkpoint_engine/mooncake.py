@@ -7,15 +7,18 @@ import mmap
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from queue import SimpleQueue
 from typing import Any
 
 import zmq
 
+from . import _core
 from ._log import logger
-from .device_utils import DeviceManager, get_ip
+from .device_utils import DeviceManager
 from .p2p_store import start_engine
 
 __all__ = ["MooncakeTransfer"]
@@ -26,6 +29,8 @@ Piece = tuple[int, int, int]
 _BOUNCE_BYTES = 4 << 20
 _PATIENCE = 0.05  # seconds in which a cancelled read is noticed
 _PROBE_SECONDS = 1.0
+_CLOSE_MILLISECONDS = 100  # in which the inbox notices that it is closed
+_MOST_CALLS = 4  # to one peer that have not returned
 
 
 class _Bounce:
@@ -40,13 +45,79 @@ class _Bounce:
             raise MemoryError(f"Mooncake cannot register {_BOUNCE_BYTES} bytes: {code}; is `ulimit -l` large enough?")
 
 
+class _Caller:
+    """A daemon thread that makes calls one after the other."""
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[tuple[Callable[[], int], Future[int], Callable[[], None]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="mooncake", daemon=True).start()
+
+    def call(self, call: Callable[[], int], done: Callable[[], None]) -> Future[int]:
+        """`done` runs before the outcome is there."""
+        outcome: Future[int] = Future()
+        self._inbox.put((call, outcome, done))
+        return outcome
+
+    def end(self) -> None:
+        self._inbox.put(None)
+
+    def _run(self) -> None:
+        while (asked := self._inbox.get()) is not None:
+            call, outcome, done = asked
+            try:
+                code = call()
+            except Exception as error:
+                done()
+                outcome.set_exception(error)
+            else:
+                done()
+                outcome.set_result(code)
+
+
+class _Callers:
+    """In which calls of Mooncake block, which nothing can end: a few for each peer, so that one that has stopped holds up neither
+    the others nor the end of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[_Caller]] = {}  # guarded by _lock, like what follows
+        self._busy: Counter[str] = Counter()
+        self._closed = False
+
+    def call(self, peer: str, call: Callable[[], int]) -> Future[int]:
+        """Raises TimeoutError when too many calls to this peer have not returned."""
+        with self._lock:
+            if self._busy[peer] >= _MOST_CALLS:
+                raise TimeoutError(f"{peer} does not answer: {_MOST_CALLS} reads of its memory that were given up go on")
+            idle = self._idle.setdefault(peer, [])
+            caller = idle.pop() if idle else _Caller()
+            self._busy[peer] += 1
+        return caller.call(call, lambda: self._give_back(peer, caller))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle = [caller for callers in self._idle.values() for caller in callers]
+            self._idle.clear()
+        for caller in idle:
+            caller.end()
+
+    def _give_back(self, peer: str, caller: _Caller) -> None:
+        with self._lock:
+            self._busy[peer] -= 1
+            if not self._closed:
+                self._idle.setdefault(peer, []).append(caller)
+                return
+        caller.end()
+
+
 class MooncakeTransfer:
-    """Mooncake's transfer engine for a ParameterServer, one for each.
+    """Mooncake's transfer engine for a ParameterServer, one for each, which closes it.
 
     Messages between ranks go over ZeroMQ beside it, since Mooncake has none.
 
     Args:
-        host: the address under which others reach this rank; None: get_ip().
+        host: address or interface under which others reach this rank; None: by docs/p2p.md.
         protocol: "rdma", "efa" or "tcp"; None: what this host has, "tcp" where MC_FORCE_TCP is set.
         device: RDMA device; None: this rank's by docs/p2p.md.
         local_rank, local_ranks: which of the host's devices are this rank's.
@@ -64,24 +135,44 @@ class MooncakeTransfer:
         local_ranks: int = 1,
     ):
         manager = DeviceManager()
-        self._host = host or get_ip()
+        self._host = _core.own_address(host or "")
         protocol = protocol or manager.transfer_engine_protocol
         if device is None:
             device = "" if protocol == "tcp" else manager.rdma_device(local_rank, local_ranks)
         self._engine = start_engine(self._host, protocol, device)
-        self._threads = ThreadPoolExecutor(thread_name_prefix="mooncake")
+        self._callers = _Callers()
         self._lock = threading.Lock()
         self._bounces: list[_Bounce] = []  # guarded by _lock: those that nobody uses
+        self._abandoned: Counter[str] = Counter()  # guarded by _lock: reads that nobody waits for, by peer
         self._receiver: Callable[[bytes], object] | None = None  # guarded by _receiving
         self._receiving = threading.Lock()
         self._context = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # guarded by _lock
+        self._closed = False  # guarded by _lock
         inbox = self._context.socket(zmq.PULL)
         inbox.setsockopt(zmq.IPV6, 1)
-        port = inbox.bind_to_random_port("tcp://*")
+        inbox.setsockopt(zmq.RCVTIMEO, _CLOSE_MILLISECONDS)
+        port = inbox.bind_to_random_port(f"tcp://{_bracketed(self._host)}")
         self.address = f"{self._host} {self._engine.get_rpc_port()} {port}"
-        threading.Thread(target=self._receive, args=(inbox,), name="mooncake-inbox", daemon=True).start()
+        self._inbox = threading.Thread(target=self._receive, args=(inbox,), name="mooncake-inbox", daemon=True)
+        self._inbox.start()
         logger.info("Mooncake at %s port %d, %s %s", self._host, self._engine.get_rpc_port(), protocol, device)
+
+    def close(self) -> None:
+        """Ends its threads and sockets, and what is registered for reading. Again is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            sockets, self._sockets = list(self._sockets.values()), {}
+            bounces, self._bounces = self._bounces, []
+        self._callers.close()
+        for sender in sockets:
+            sender.close(linger=0)
+        self._inbox.join()
+        self._context.term()
+        for bounce in bounces:
+            self._engine.unregister_memory(bounce.address)
 
     def register_memory(self, address: int, size: int) -> None:
         code = self._engine.register_memory(address, size)
@@ -94,9 +185,12 @@ class MooncakeTransfer:
             logger.warning("Mooncake cannot unregister memory: %d", code)
 
     def read(self, address: str, pieces: list[Piece], seconds: float, cancelled: Callable[[], bool]) -> None:
-        """Raises ConnectionError (nobody is there), LookupError (no such memory), TimeoutError."""
+        """Raises ConnectionError (nobody is there, which is all that is asked without pieces), LookupError (no such memory),
+        TimeoutError."""
         end = time.monotonic() + seconds
-        host, port, _ = address.split()
+        peer = _peer(address)
+        if not pieces:
+            self._find(peer)
         batch: list[Piece] = []
         room = _BOUNCE_BYTES
         for remote, local, size in pieces:
@@ -105,14 +199,20 @@ class MooncakeTransfer:
                 batch.append((remote, local, part))
                 remote, local, size, room = remote + part, local + part, size - part, room - part
                 if room == 0:
-                    self._read_batch(host, port, batch, end, cancelled)
+                    self._read_batch(peer, batch, end, cancelled)
                     batch, room = [], _BOUNCE_BYTES
         if batch:
-            self._read_batch(host, port, batch, end, cancelled)
+            self._read_batch(peer, batch, end, cancelled)
+
+    def has_abandoned_reads(self, address: str) -> bool:
+        with self._lock:
+            return self._abandoned[_peer(address)] > 0
 
     def send(self, address: str, message: bytes) -> None:
         host, _, port = address.split()
         with self._lock:
+            if self._closed:
+                raise ConnectionError("this transfer engine is closed")
             sender = self._sockets.get(address)
             if sender is None:
                 sender = self._context.socket(zmq.PUSH)
@@ -132,12 +232,19 @@ class MooncakeTransfer:
 
     def _receive(self, inbox: zmq.Socket[bytes]) -> None:
         while True:
-            message = inbox.recv()
+            try:
+                message = inbox.recv()
+            except zmq.Again:
+                with self._lock:
+                    if self._closed:
+                        break
+                continue
             with self._receiving:
                 if self._receiver is not None:
                     self._receiver(message)
+        inbox.close(linger=0)
 
-    def _read_batch(self, host: str, port: str, batch: list[Piece], end: float, cancelled: Callable[[], bool]) -> None:
+    def _read_batch(self, peer: str, batch: list[Piece], end: float, cancelled: Callable[[], bool]) -> None:
         with self._lock:
             bounce = self._bounces.pop() if self._bounces else None
         bounce = bounce or _Bounce(self._engine)
@@ -145,24 +252,28 @@ class MooncakeTransfer:
         for _, _, size in batch:
             places.append(at)
             at += size
-        sizes = [size for _, _, size in batch]
-        work = self._threads.submit(
-            self._engine.batch_transfer_sync_read, f"{_bracketed(host)}:{port}", places, [piece[0] for piece in batch], sizes
-        )
+        remotes, sizes = [piece[0] for piece in batch], [piece[2] for piece in batch]
         try:
-            code = self._outcome(work, host, end, cancelled)
+            work = self._callers.call(peer, lambda: int(self._engine.batch_transfer_sync_read(peer, places, remotes, sizes)))
         except BaseException:
-            work.add_done_callback(lambda _: self._give_back(bounce))
+            self._give_back(bounce)
+            raise
+        try:
+            code = self._outcome(work, peer, end, cancelled)
+        except BaseException:
+            with self._lock:
+                self._abandoned[peer] += 1
+            work.add_done_callback(lambda _: self._end_abandoned(peer, bounce))
             raise
         try:
             if code != 0:
-                raise self._cause(host, port, code)
+                raise self._cause(peer, code)
             for place, (_, local, size) in zip(places, batch, strict=True):
                 ctypes.memmove(local, place, size)
         finally:
             self._give_back(bounce)
 
-    def _outcome(self, work: Future[int], host: str, end: float, cancelled: Callable[[], bool]) -> int:
+    def _outcome(self, work: Future[int], peer: str, end: float, cancelled: Callable[[], bool]) -> int:
         while True:
             try:
                 return work.result(min(_PATIENCE, max(0.0, end - time.monotonic())))
@@ -170,19 +281,43 @@ class MooncakeTransfer:
                 if cancelled():
                     raise InterruptedError("the read was given up") from None
                 if time.monotonic() >= end:
-                    raise TimeoutError(f"{host} has not answered in time") from None
+                    raise TimeoutError(f"{peer} has not answered in time") from None
 
     def _give_back(self, bounce: _Bounce) -> None:
         with self._lock:
-            self._bounces.append(bounce)
+            if not self._closed:
+                self._bounces.append(bounce)
+                return
+        self._engine.unregister_memory(bounce.address)
 
-    def _cause(self, host: str, port: str, code: int) -> Exception:
+    def _end_abandoned(self, peer: str, bounce: _Bounce) -> None:
+        with self._lock:
+            self._abandoned[peer] -= 1
+        self._give_back(bounce)
+
+    @staticmethod
+    def _find(peer: str) -> None:
+        host, _, port = peer.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()
+        except OSError as error:
+            raise ConnectionError(f"Mooncake's port at {peer} does not answer ({error})") from None
+
+    def _cause(self, peer: str, code: int) -> Exception:
         """Mooncake says only that it failed: whether somebody is there makes the difference."""
         try:
-            socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
-        except OSError as error:
-            return ConnectionError(f"Mooncake's port {port} at {host} does not answer ({error})")
-        return LookupError(f"the memory is no longer registered with Mooncake at {host} ({code})")
+            self._find(peer)
+        except ConnectionError as error:
+            return error
+        return LookupError(f"the memory is no longer registered with Mooncake at {peer} ({code})")
+
+
+def _peer(address: str) -> str:
+    """As Mooncake names it: of "HOST PORT MESSAGES", as we name ourselves, or of the field's "HOST:PORT"."""
+    if " " not in address:
+        return address
+    host, port, _ = address.split()
+    return f"{_bracketed(host)}:{port}"
 
 
 def _bracketed(host: str) -> str:

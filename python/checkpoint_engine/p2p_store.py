@@ -84,8 +84,11 @@ class P2PStore:
         if taken:
             raise ValueError(f"registered already: {', '.join(taken)}")
         tensors = list(named_tensors.values())
-        code = self.engine.batch_register_memory([t.data_ptr() for t in tensors], [t.nbytes for t in tensors])
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        code = self.engine.batch_register_memory(pointers, [tensor.nbytes for tensor in tensors])
         if code != 0:
+            for pointer in pointers:  # Mooncake keeps those before the one that failed
+                self.engine.unregister_memory(pointer)
             raise RuntimeError(f"Mooncake cannot register {len(tensors)} tensors: {code}; is `ulimit -l` large enough?")
         self.named_tensors.update(named_tensors)
 

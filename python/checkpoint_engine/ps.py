@@ -50,6 +50,12 @@ class PreparedUpdate:
         return update
 
 
+def _close(server: _core.ParameterServer, transfer_engine: Any) -> None:
+    server.close()
+    if hasattr(transfer_engine, "close"):
+        transfer_engine.close()
+
+
 class ParameterServer:
     """One rank of a job. All ranks of the job make the same calls.
 
@@ -69,8 +75,8 @@ class ParameterServer:
         keep_buffers: an update's buffers stay until the checkpoint is unregistered, which saves milliseconds of the next.
         ring_bytes, bucket_bytes, chunk_bytes: sizes of an update's buffers; 0: chosen.
         join_timeout: seconds (or a timedelta) that ranks wait for each other here.
-        transfer_engine: reads other ranks' memory instead of UCX: a checkpoint_engine.mooncake.MooncakeTransfer. The ranks of
-            a job, and of those whose metas it loads, need the same kind.
+        transfer_engine: reads other ranks' memory instead of UCX: a checkpoint_engine.mooncake.MooncakeTransfer, which is
+            closed with the server. The ranks of a job, and of those whose metas it loads, need the same kind.
 
     Returns when all ranks of the job have joined.
     """
@@ -128,7 +134,7 @@ class ParameterServer:
         self._secret = secret
         self._server = _core.ParameterServer(options)
         # At the end of the process too: ranks that leave are not taken for dead.
-        self._finalizer = weakref.finalize(self, self._server.close)
+        self._finalizer = weakref.finalize(self, _close, self._server, transfer_engine)
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -198,7 +204,10 @@ class ParameterServer:
         return Metas.from_json(self._server.export_metas())
 
     def load_metas(self, metas: Mapping[int, MemoryBufferMetaList] | str) -> None:
-        """Takes metas of another job: what its get_metas gave, also as a plain dict, or the JSON of export_metas or GET /v1/metas."""
+        """Takes metas of another job: what its get_metas gave, also as a plain dict, or the JSON of export_metas or GET /v1/metas.
+
+        Also those of the field's package itself (docs/p2p.md): their checkpoint is named "field", and has no digests.
+        """
         self._server.load_metas(metas if isinstance(metas, str) else metas_json(metas))
 
     def offer_loaded(self) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 
 SIZE = 32 << 20
-WHO = {"store": "ours", "owner": "ours", "target": "ours", "field-store": "field"}
+WHO = {"store": "ours", "owner": "ours", "target": "ours", "field-store": "field", "field-owner": "field"}
 
 
 def pattern(size, seed):
@@ -35,12 +35,17 @@ class Tensor:
 class TcpDevices:
     """In the place of the field's DeviceManager, which needs a GPU."""
 
+    device_type = "cpu"
     transfer_engine_protocol = "tcp"
 
     class device_module:
         @staticmethod
         def device_count():
             return 1
+
+        @staticmethod
+        def set_device(_index):
+            pass
 
     def rdma_device(self, _rank):
         return ""
@@ -85,12 +90,37 @@ def owner(arguments):
     server.close()
 
 
+def field_owner(arguments):
+    """The field's ParameterServer, but for what asks a GPU or other ranks: it registers its pool with its P2PStore. Its metas are
+    written as pydantic writes them."""
+    import pydantic
+    import torch
+    from checkpoint_engine import ps
+    from checkpoint_engine.data_types import MemoryBufferMetaList
+
+    empty = torch.empty
+    torch.empty = lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)
+    ps.DeviceManager = TcpDevices
+    ps._get_physical_gpu_id = lambda *_: "GPU-0"
+    ps.dist.is_initialized = lambda: True
+    ps.dist.all_gather_object = lambda gathered, mine: gathered.__setitem__(0, mine)
+    server = ps.ParameterServer(rank=0, world_size=1, auto_pg=False, master_addr="127.0.0.1", master_port=free_port())
+    server.register_checkpoint("c", named_tensors={name: torch.from_numpy(array.copy()) for name, array in numpy_tensors().items()})
+    server.gather_metas("c")
+    pathlib.Path(arguments[0]).write_bytes(pydantic.TypeAdapter(dict[int, MemoryBufferMetaList]).dump_json(server.get_metas()))
+    say("ready")
+    hear()
+    server.unregister_checkpoint("c")
+    say("unregistered")
+    hear()
+
+
 def target(arguments):
     import zmq
     from checkpoint_engine import ParameterServer, update_weights_from_ipc
     from checkpoint_engine.mooncake import MooncakeTransfer
 
-    rank, port, metas = int(arguments[0]), int(arguments[1]), arguments[2]
+    rank, port, metas, name = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
     server = ParameterServer(rank=rank, world_size=2, auto_pg=False, device="host", master_addr="127.0.0.1", master_port=port,
                              job="mooncake-target", transfer_engine=MooncakeTransfer("127.0.0.1", "tcp"))
     server.load_metas(pathlib.Path(metas).read_text())
@@ -106,7 +136,13 @@ def target(arguments):
 
     begin = time.monotonic()
     try:
-        server.update("c", engine, inference_parallel_size=1, timeout=60)
+        if name == "field":
+            try:
+                server.update(name, engine, inference_parallel_size=1, timeout=60)
+                raise AssertionError("verified without digests")
+            except RuntimeError as error:
+                assert "no digests" in str(error), error
+        server.update(name, engine, inference_parallel_size=1, timeout=60, verify=name != "field")
     except Exception as error:
         say("failed", f"{time.monotonic() - begin:.1f}", str(error).replace("\n", " "))
     else:
@@ -201,7 +237,7 @@ def prove_server(folders, folder, same_host):
         assert running.answer() == ["ready"]
         for killed in (False, True):
             port = free_port()
-            ranks = [Process(folders, "target", rank, port, metas,
+            ranks = [Process(folders, "target", rank, port, metas, "c",
                              env={} if same_host else {"PS_HOST_ID": f"host-{rank}"}) for rank in range(2)]
             if killed:
                 running.kill()
@@ -217,10 +253,35 @@ def prove_server(folders, folder, same_host):
         running.kill()
 
 
+def prove_field_owner(folders, folder):
+    """A job of two ranks fills itself out of the memory of the field's ParameterServer, twice; then it has taken it back."""
+    metas = folder / "field.json"
+    running = Process(folders, "field-owner", metas)
+    try:
+        assert running.answer() == ["ready"]
+        for gone in (False, False, True):
+            port = free_port()
+            if gone:
+                running.go_on()
+                assert running.answer() == ["unregistered"]
+            ranks = [Process(folders, "target", rank, port, metas, "field") for rank in range(2)]
+            answers = [rank.answer() for rank in ranks]
+            for rank in ranks:
+                rank.kill()
+            if gone:
+                assert all(answer[0] == "failed" and "of the loaded metas" in " ".join(answer) for answer in answers), answers
+            else:
+                assert all(answer[0] == "loaded" for answer in answers), answers
+            print(f"from the field's ParameterServer: {' '.join(answers[0])}")
+    finally:
+        running.kill()
+
+
 def main():
     if sys.argv[1:2] == ["--role"]:
         role, arguments = sys.argv[2], sys.argv[3:]
-        return {"store": store, "field-store": store, "owner": owner, "target": target}[role](arguments)
+        roles = {"store": store, "field-store": store, "owner": owner, "field-owner": field_owner, "target": target}
+        return roles[role](arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for whose in ("ours", "field", "mooncake"):
         parser.add_argument(f"--{whose}", required=whose != "field")
@@ -233,6 +294,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for same_host in (True, False):
             prove_server(folders, pathlib.Path(folder), same_host)
+        if folders["field"]:
+            prove_field_owner(folders, pathlib.Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """One job fills itself out of another's memory, as processes: figures of speed are not looked at."""
+import ctypes
 import json
 import os
 import resource
@@ -244,7 +245,13 @@ def test_eight_ranks_of_one_host_start_at_once(checkpoint, owners, receivers):
 
 
 def test_little_lockable_memory(checkpoint, owners, receivers):
-    limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))}
+    def limit():
+        # Root may lock what it likes, unless this is taken from it: the program that is started does not have it then.
+        PR_CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+
+    limited = {"preexec_fn": limit}
     running = owners(checkpoint, nproc=1, **limited)
     engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=1)
     job = start(*fill_arguments(running.metas, engine.socket, nproc=1), **limited)

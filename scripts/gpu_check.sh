@@ -2,7 +2,7 @@
 # Tests and measures the bundle on a machine with GPUs; a table comes last. Every step has its own time limit.
 #   usage: gpu_check.sh [STEP...]
 #   on one GPU:   device ceilings small one many large (the default), flat (twenty updates each way), contract (the collectives' tests), failures, chain
-#                 (through host memory), overlap, from-device, compare, compare-small, sizes (chunk x bucket x overlap), kept (--keep-buffers), nccl-alone
+#                 (through host memory), loaded (metas of another job), overlap, from-device, compare, compare-small, sizes (chunk x bucket x overlap), kept (--keep-buffers), nccl-alone
 #                 (what a communicator of one rank takes), multi (multi_gpu.py, several ranks on one GPU)
 #   on two:       two, nccl, kill, compare-two
 #   compare needs torch and the package checkpoint-engine 0.4.2 with what it imports; nccl needs libnccl.so.2 (torch brings it)
@@ -66,6 +66,10 @@ for s in "${steps[@]}"; do
       update chain-four-ranks 200 --gib 1.5 --ranks 4 --hosts 4 --updates 10
       update chain-chosen-two-ranks 150 --gib 1.5 --ranks 2 --collective chain --updates 20
       update chain-chosen-four-ranks 200 --gib 1.5 --ranks 4 --collective chain --updates 20 ;;
+    loaded) # the way of GPUs without an RDMA NIC, or with a UCX without CUDA: `--device cuda` of `update --load-metas-file`
+      update loaded-one-rank 120 --gib 4 --loaded 1 --updates 3
+      update loaded-two-ranks 150 --gib 4 --ranks 2 --loaded 1 --updates 3
+      step loaded-says-how 30 "$here/bin/checkpoint-engine" inspect --network --ranks 1 ;;
     overlap)
       for overlap in on off; do for chunk in 8MiB 32MiB 64MiB; do
         update "overlap-$overlap-chunk-$chunk" 60 --gib 8 --overlap "$overlap" --chunk "$chunk"

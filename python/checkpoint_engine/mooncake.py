@@ -30,6 +30,7 @@ _BOUNCE_BYTES = 4 << 20
 _PATIENCE = 0.05  # seconds in which a cancelled read is noticed
 _PROBE_SECONDS = 1.0
 _CLOSE_MILLISECONDS = 100  # in which the inbox notices that it is closed
+_LINGER_MILLISECONDS = 200  # for the last messages, which give permits back
 _MOST_CALLS = 4  # to one peer that have not returned
 
 
@@ -168,7 +169,7 @@ class MooncakeTransfer:
             bounces, self._bounces = self._bounces, []
         self._callers.close()
         for sender in sockets:
-            sender.close(linger=0)
+            sender.close(linger=_LINGER_MILLISECONDS)
         self._inbox.join()
         self._context.term()
         for bounce in bounces:

@@ -349,6 +349,7 @@ TEST(UpdateIntegrity, CorruptionBetweenRegistrationAndLoadIsFound) {
   Job job({.ranks = 2});
   const auto registered = job.run([&](int rank, ParameterServer& server) -> Status {
     Registration part;
+    part.shared_memory_files = SharedMemoryFiles::kUseAndRemove;
     if (rank == 1) part.files = {{tensor.info, path, 0}};
     CKPT_RETURN_IF_ERROR(server.register_checkpoint("c", part));
     return server.gather_metas("c");
@@ -377,11 +378,52 @@ TEST(UpdateIntegrity, FilesInSharedMemoryStayWhenRegistrationFails) {
   std::ofstream(path, std::ios::binary) << std::string(100, 'x');
   Job job({.ranks = 1});
   Registration part;
+  part.shared_memory_files = SharedMemoryFiles::kUseAndRemove;
   part.files = {{*make_tensor_info("a", DType::kU8, {100}), path, 0},
                 {*make_tensor_info("b", DType::kU8, {100}), "/no/such/file", 0}};
   EXPECT_FALSE(job.server(0).register_checkpoint("c", part).is_ok());
   EXPECT_TRUE(std::filesystem::exists(path));
   std::filesystem::remove(path);
+}
+
+// Each rank has a tensor of the one file, and registers when it gets to it.
+TEST(UpdateIntegrity, AFileOfSeveralRanksLastsUntilAllHaveRegistered) {
+  for (const auto use :
+       {SharedMemoryFiles::kRead, SharedMemoryFiles::kUse, SharedMemoryFiles::kUseAndRemove}) {
+    const std::string path = concat("/dev/shm/ckpt-integrity-", random_id(), ".bin");
+    Checkpoint checkpoint;
+    {
+      std::ofstream file(path, std::ios::binary);
+      for (int rank = 0; rank < 3; ++rank) {
+        OwnedTensor tensor = random_tensor(concat("model.layers.", rank, ".weight"), 10000, 7);
+        file.write(reinterpret_cast<const char*>(tensor.bytes.data()), 10000);
+        checkpoint[tensor.info.name] = std::move(tensor);
+      }
+    }
+    Job job({.ranks = 3});
+    for (int rank = 0; rank < 3; ++rank) {
+      Registration part;
+      part.shared_memory_files = use;
+      part.files = {{checkpoint.at(concat("model.layers.", rank, ".weight")).info, path,
+                     static_cast<std::uint64_t>(rank) * 10000}};
+      const Status registered = job.server(rank).register_checkpoint("c", part);
+      ASSERT_TRUE(registered.is_ok()) << registered.to_string();
+    }
+    EXPECT_TRUE(std::filesystem::exists(path));
+    for (const Status& status :
+         job.run([](int, ParameterServer& server) { return server.gather_metas("c"); })) {
+      ASSERT_TRUE(status.is_ok()) << status.to_string();
+    }
+    EXPECT_EQ(std::filesystem::exists(path), use != SharedMemoryFiles::kUseAndRemove);
+    std::vector<TestEngine> engines;
+    engines.emplace_back(3);
+    for (const Status& status : job.update("c", job.call(engines)))
+      EXPECT_TRUE(status.is_ok()) << status.to_string();
+    for (const TestLoader& loader : engines[0].loaders)
+      EXPECT_EQ(loader.difference(checkpoint), "");
+    EXPECT_EQ(std::filesystem::exists(path), use != SharedMemoryFiles::kUseAndRemove);
+    std::filesystem::remove(path);
+  }
 }
 
 }  // namespace

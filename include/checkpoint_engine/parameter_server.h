@@ -92,11 +92,18 @@ struct FileTensor {
   std::uint64_t file_offset;
 };
 
+/// What becomes of safetensors in /dev/shm, whose pages are host memory already.
+enum class SharedMemoryFiles {
+  kRead,          ///< copied like any other file, which they need not outlive
+  kUse,           ///< pinned where they are; nobody may change them until unregister
+  kUseAndRemove,  ///< the same; gather_metas removes their names once all ranks have registered
+};
+
 struct Registration {
   std::vector<FileTensor> files;
   std::vector<MemoryTensor> tensors;  ///< win over files of the same name
   bool use_shared_pool = false;  ///< reuse the memory of the checkpoint registered this way before
-  bool in_place = true;          ///< files in /dev/shm are pinned where they are, and then deleted
+  SharedMemoryFiles shared_memory_files = SharedMemoryFiles::kRead;
 };
 
 /// Key of a worker ("GPU-<uuid>", "CPU-<i>") and where its rank waits for it.

@@ -134,7 +134,8 @@ class Server {
             .on_rank(server.rank());
       }
       part->use_shared_pool = use_shared_pool;
-      part->in_place = in_place;
+      part->shared_memory_files =
+          in_place ? ckpt::SharedMemoryFiles::kUseAndRemove : ckpt::SharedMemoryFiles::kRead;
       return server.register_checkpoint(name, *part);
     });
   }

@@ -136,6 +136,9 @@ void add_update_transfer(CLI::App& app, UpdateCommand& o) {
   app.add_option("--split", o.split, "deal single tensors or whole files to the ranks")
       ->check(CLI::IsMember({"tensors", "files"}))
       ->capture_default_str();
+  app.add_flag("--in-place", o.in_place,
+               "use files in /dev/shm where they lie, without a second copy in memory; they stay, "
+               "and must not be changed meanwhile");
   add_transfer(app, o);
   app.add_flag("--verify,!--no-verify", o.verify,
                "workers check every tensor's digest (on by default)");

@@ -75,6 +75,8 @@ class RankUpdate {
                            ? split_by_files(files.tensors, files.file_of, server_->world_size())
                            : split_by_bytes(files.tensors, server_->world_size());
     Registration registration;
+    // The files are the caller's own, and what an update needs if it has to be made again.
+    if (command_.in_place) registration.shared_memory_files = SharedMemoryFiles::kUse;
     std::uint64_t bytes = 0;
     for (const std::uint32_t index : parts[static_cast<std::size_t>(server_->rank())]) {
       const TensorInfo& tensor = files.tensors[index];

@@ -31,6 +31,7 @@ struct UpdateCommand : RankOptions {
   std::string pause;
 
   std::string split = "tensors";
+  bool in_place = false;
   double timeout_seconds = 300;
   double register_timeout_seconds = 3600;
   bool verify = true;

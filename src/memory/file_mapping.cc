@@ -17,6 +17,10 @@
 namespace ckpt {
 namespace {
 
+// O_NONBLOCK: a pipe of that name must not make us wait.
+constexpr int kReadingFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+constexpr int kMappingFlags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+
 struct OpenFile {
   UniqueFd fd;
   std::string path;  // resolved
@@ -32,8 +36,7 @@ Result<OpenFile> open_resolved(const std::string& path, int flags) {
   }
   OpenFile file;
   file.path = resolved;
-  // O_NONBLOCK: a pipe of that name must not make us wait.
-  file.fd.reset(::open(resolved, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  file.fd.reset(::open(resolved, flags));
   struct statfs system {};
   if (!file.fd || ::fstat(file.fd.get(), &file.info) != 0 ||
       ::fstatfs(file.fd.get(), &system) != 0) {
@@ -47,12 +50,13 @@ Result<OpenFile> open_resolved(const std::string& path, int flags) {
 }  // namespace
 
 Result<bool> FileMapping::possible(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const OpenFile file, open_resolved(path, O_RDONLY));
-  return file.possible;
+  CKPT_ASSIGN_OR_RETURN(const OpenFile file, open_resolved(path, kReadingFlags));
+  // GPUs pin only what may be written.
+  return file.possible && UniqueFd(::open(file.path.c_str(), kMappingFlags)).get() >= 0;
 }
 
 Result<std::unique_ptr<FileMapping>> FileMapping::map(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(OpenFile file, open_resolved(path, O_RDWR));
+  CKPT_ASSIGN_OR_RETURN(OpenFile file, open_resolved(path, kMappingFlags));
   if (!file.possible) {
     return failed_precondition(concat(quoted(file.path),
                                       " is no regular file on a tmpfs under /dev/shm: it cannot be "

@@ -18,8 +18,9 @@ namespace ckpt {
 /// Thread-compatible.
 class FileMapping {
  public:
-  /// Whether `path`, with symbolic links resolved, is a regular file on a tmpfs under /dev/shm. A
-  /// link in /dev/shm to a disk is not; a link on a disk to /dev/shm is.
+  /// Whether `path`, with symbolic links resolved, is a regular file on a tmpfs under /dev/shm that
+  /// we may write: what is only readable cannot be pinned. A link in /dev/shm to a disk is not; a
+  /// link on a disk to /dev/shm is.
   static Result<bool> possible(const std::string& path);
   /// kFailedPrecondition where possible() is false, kInvalidArgument for an empty file.
   static Result<std::unique_ptr<FileMapping>> map(const std::string& path);

@@ -1,6 +1,7 @@
 #include "memory/file_mapping.h"
 
 #include <gtest/gtest.h>
+#include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,6 +47,27 @@ TEST_F(FileMappingTest, MapsAFileAndKeepsItsMemoryWithoutTheName) {
   EXPECT_FALSE(fs::exists(path));
   EXPECT_TRUE((*mapping)->remove_file().is_ok());
   EXPECT_EQ((*mapping)->data()[9], std::byte('9'));
+}
+
+// Root may write everything, anybody else may not write this.
+class AsNobody {
+ public:
+  AsNobody() : user_(::setfsuid(65534)) {}
+  ~AsNobody() { ::setfsuid(static_cast<uid_t>(user_)); }
+
+ private:
+  const int user_;
+};
+
+TEST_F(FileMappingTest, WhatMayOnlyBeReadIsNotMapped) {
+  const std::string path = write(shm_ / "a", "x");
+  EXPECT_TRUE(*FileMapping::possible(path));
+  ASSERT_EQ(::chmod(path.c_str(), 0444), 0);
+  ASSERT_EQ(::chmod(shm_.c_str(), 0755), 0);
+  const AsNobody nobody;
+  const auto possible = FileMapping::possible(path);
+  ASSERT_TRUE(possible.is_ok()) << possible.status().to_string();
+  EXPECT_FALSE(*possible);
 }
 
 TEST_F(FileMappingTest, DecidesOnTheResolvedPathAndFileSystem) {

@@ -84,6 +84,8 @@ Status CheckpointRegistry::gather(const std::string& name, AbortSignal* abort) {
   loaded_.reset();
   offered_.reset();
   offered_copy_.reset();
+  // Ranks come here when they have registered: no other one will open a file of ours any more.
+  if (const auto at = checkpoints_.find(name); at != checkpoints_.end()) at->second->remove_files();
   return Status();
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "base/log.h"
 #include "base/strings.h"
@@ -56,7 +57,8 @@ Result<std::vector<RegisteredCheckpoint::Source>> RegisteredCheckpoint::sources_
 Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>& sources) {
   std::map<std::string, std::optional<std::unique_ptr<FileMapping>>>
       mapped;  // by path; nothing: read it
-  if (part.in_place) {
+  const bool use_files = part.shared_memory_files != SharedMemoryFiles::kRead;
+  if (use_files) {
     for (const Source& source : sources) {
       if (source.file == nullptr || mapped.contains(source.file->path)) continue;
       auto& mapping = mapped[source.file->path];
@@ -68,8 +70,7 @@ Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>
   }
   std::vector<std::uint64_t> pooled_bytes;
   for (Source& source : sources) {
-    source.in_place =
-        source.file != nullptr && part.in_place && mapped[source.file->path].has_value();
+    source.in_place = source.file != nullptr && use_files && mapped[source.file->path].has_value();
     if (!source.in_place) pooled_bytes.push_back(source.info.bytes);
   }
   CKPT_ASSIGN_OR_RETURN(const PoolLayout pool_layout, lay_out_pool(pooled_bytes));
@@ -188,13 +189,7 @@ Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
     log_warning("checkpoint ", name,
                 " cannot be read by other hosts and jobs: ", published.message());
   }
-  // Everything of this call has succeeded: the files that are used in place may lose their names.
-  for (const auto& file : checkpoint->pool_->files()) {
-    // The checkpoint is whole: a name that cannot be removed is no reason to lose it.
-    if (const Status removed = file->remove_file(); !removed.is_ok()) {
-      log_warning("checkpoint ", name, ": ", removed.message());
-    }
-  }
+  checkpoint->removes_files_ = part.shared_memory_files == SharedMemoryFiles::kUseAndRemove;
 
   std::vector<TensorInfo> infos;
   for (Source& source : sources) {
@@ -209,6 +204,16 @@ RegisteredCheckpoint::~RegisteredCheckpoint() {
   published_.reset();
   if (uses_shared_pool_) context_.shared_pool.give_back(name_);
   if (own_pool_) context_.reclaimer.reclaim(std::move(own_pool_));
+}
+
+void RegisteredCheckpoint::remove_files() {
+  if (!std::exchange(removes_files_, false)) return;
+  for (const auto& file : pool_->files()) {
+    // The checkpoint is whole: a name that cannot be removed is no reason to lose it.
+    if (const Status removed = file->remove_file(); !removed.is_ok()) {
+      log_warning("checkpoint ", name_, ": ", removed.message());
+    }
+  }
 }
 
 Result<InstanceData> RegisteredCheckpoint::instance_data() const {

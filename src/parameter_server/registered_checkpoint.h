@@ -54,6 +54,9 @@ class RegisteredCheckpoint {
   bool uses_shared_pool() const { return uses_shared_pool_; }
   /// With the transport descriptor as it is now.
   Result<InstanceData> instance_data() const;
+  /// Removes the names of the files that are used in place, where the registration asked for that:
+  /// once no rank needs them any more. Again is fine.
+  void remove_files();
 
  private:
   RegisteredCheckpoint(const std::string& name, const RegistrationContext& context)
@@ -69,6 +72,7 @@ class RegisteredCheckpoint {
   std::unique_ptr<HostPool> own_pool_;
   HostPool* pool_ = nullptr;  // own_pool_, or the shared pool while we use it
   bool uses_shared_pool_ = false;
+  bool removes_files_ = false;
   std::shared_ptr<const Layout> layout_;
   std::vector<std::uint64_t> offsets_;
   std::vector<std::uint64_t> digests_;

@@ -52,6 +52,7 @@ TEST(RegisteredCheckpoint, ARankWhoseMemoryCannotBeReadServesItsHostAllTheSame) 
     const std::string bytes(4096, 'y');
     Registration part;
     part.files = {{*make_tensor_info("file", DType::kU8, {8192}), path, 0}};
+    part.shared_memory_files = SharedMemoryFiles::kUseAndRemove;
     part.tensors = {{*make_tensor_info("memory", DType::kU8, {4096}),
                      reinterpret_cast<const std::byte*>(bytes.data())}};
     FullDevice network(room);
@@ -63,6 +64,8 @@ TEST(RegisteredCheckpoint, ARankWhoseMemoryCannotBeReadServesItsHostAllTheSame) 
         1};
     auto checkpoint = RegisteredCheckpoint::create("c", part, context);
     ASSERT_TRUE(checkpoint.is_ok()) << checkpoint.status().to_string();
+    EXPECT_TRUE(std::filesystem::exists(path)) << "another rank may need it";
+    (*checkpoint)->remove_files();
     EXPECT_FALSE(std::filesystem::exists(path)) << "used in place";
     const auto data = (*checkpoint)->instance_data();
     ASSERT_TRUE(data.is_ok()) << data.status().to_string();

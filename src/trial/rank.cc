@@ -212,7 +212,6 @@ Status RankRun::register_files() {
   }));
   CKPT_RETURN_IF_ERROR(writer.finish());
   Registration part;
-  part.in_place = false;
   std::uint64_t offset = header.size();
   for (const TensorInfo& info : infos) {
     part.files.push_back({info, path, offset});

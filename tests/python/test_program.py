@@ -5,6 +5,7 @@ import pathlib
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -50,6 +51,27 @@ def test_the_split_by_files(checkpoint, receivers, nproc):
     done = run(*update_arguments(checkpoint, [engine.socket], "--split", "files", nproc=nproc, parallel=nproc))
     assert done.returncode == 0, done.stdout + done.stderr
     assert engine.finish()[0] == 0
+
+
+@pytest.mark.parametrize("more", [(), ("--in-place",)])
+def test_a_checkpoint_in_shared_memory_outlives_every_update(checkpoint, receivers, more):
+    """Single tensors of one file are dealt to both ranks; the update fails (no worker comes), then one succeeds."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        files = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
+        for name, content in files.items():
+            (pathlib.Path(folder) / name).write_bytes(content)
+
+        def update(*arguments):
+            done = run("update", "--nproc", 2, "--device", "host", "--checkpoint-path", folder, *more, *arguments)
+            assert {file.name: file.read_bytes() for file in pathlib.Path(folder).iterdir()} == files
+            return done
+
+        failed = update("--engine", "none", "--timeout", 2)
+        assert failed.returncode == 1 and "no worker has connected" in failed.stderr, failed.stderr
+        engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=2)
+        done = update("--engine", "vllm", "--uds", engine.socket)
+        assert done.returncode == 0, done.stderr
+        assert engine.finish()[0] == 0
 
 
 def test_a_mismatch_is_the_receivers_exit_code(tmp_path, checkpoint, receivers):

@@ -13,6 +13,9 @@ constexpr std::chrono::milliseconds kMoment{200};
 }  // namespace
 
 void PoolReclaimer::reclaim(std::unique_ptr<HostPool> pool) {
+  // Nobody can take it over, and its pages fill /dev/shm, where the next checkpoint may be on its
+  // way.
+  if (!pool->files().empty()) return;
   const std::lock_guard lock(mutex_);
   Leaving& leaving = leaving_.emplace_back();
   leaving.pool = std::move(pool);

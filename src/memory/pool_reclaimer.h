@@ -22,7 +22,7 @@ class PoolReclaimer {
   PoolReclaimer& operator=(const PoolReclaimer&) = delete;
 
   /// Returns at once. Nothing may copy from the pool any more. It goes after a moment in which it
-  /// may be taken back.
+  /// may be taken back. A pool with files is unpinned and freed before the return.
   void reclaim(std::unique_ptr<HostPool> pool);
   /// A pool of exactly `bytes` bytes of anonymous memory and nothing else, which has not gone yet:
   /// its pieces may be pinned, its content is that of before. Null: there is none.

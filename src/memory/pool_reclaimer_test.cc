@@ -4,6 +4,11 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/host.h"
+#include "base/strings.h"
 
 namespace ckpt {
 namespace {
@@ -91,6 +96,23 @@ TEST(PoolReclaimer, AnotherSizeIsNotGiven) {
   reclaimer.reclaim(make_pool(kBytes));
   EXPECT_EQ(reclaimer.take_back(kBytes - 1), nullptr);
   EXPECT_EQ(reclaimer.take_back(2 * kBytes), nullptr);
+}
+
+TEST(PoolReclaimer, FilesInSharedMemoryAreFreedBeforeTheReturn) {
+  CountingDevice device;
+  PoolReclaimer reclaimer;
+  const std::string path = concat("/dev/shm/ckpt-reclaimer-test-", random_id());
+  std::ofstream(path) << std::string(8192, 'x');
+  auto file = *FileMapping::map(path);
+  std::filesystem::remove(path);
+  auto pool = make_pool(kBytes);
+  pool->add_file(std::move(file));
+  for (std::size_t piece = 0; piece < pool->pieces().size(); ++piece) {
+    ASSERT_TRUE(pool->pin(piece, device).is_ok());
+  }
+  EXPECT_EQ(device.live, 2);
+  reclaimer.reclaim(std::move(pool));
+  EXPECT_EQ(device.live, 0);
 }
 
 TEST(PoolReclaimer, AfterAWaitEverythingHasGone) {

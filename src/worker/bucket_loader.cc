@@ -97,7 +97,7 @@ Result<BucketAck> load_bucket(const native::Bucket& bucket,
   CKPT_ASSIGN_OR_RETURN(std::vector<RingPiece> pieces, destinations(bucket, loader));
   SumCheck check;
   if (verify) check = [&](std::span<const RingPiece> taken) { return compare(bucket, taken); };
-  CKPT_RETURN_IF_ERROR(ring->take(pieces, check, deadline));
+  CKPT_ASSIGN_OR_RETURN(const double verify_seconds, ring->take(pieces, check, deadline));
   CKPT_RETURN_IF_ERROR(hand_over(bucket, pieces, ring, loader));
 
   BucketAck ack;
@@ -105,6 +105,7 @@ Result<BucketAck> load_bucket(const native::Bucket& bucket,
   ack.tensors = bucket.entries.size();
   for (const native::Entry& entry : bucket.entries) ack.bytes += entry.bytes;
   ack.verified_tensors = verify ? ack.tensors : 0;
+  ack.verify_seconds = verify_seconds;
   ack.load_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return ack;

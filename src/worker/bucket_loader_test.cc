@@ -64,11 +64,15 @@ class BucketLoaderTest : public ::testing::Test {
 };
 
 TEST_F(BucketLoaderTest, LoadsAndVerifiesFromBothKindsOfRing) {
-  for (const auto& ring : {device_ring(), host_ring()}) {
+  const auto device = device_ring();
+  for (const auto& ring : {device, host_ring()}) {
     loader_.held.clear();
     const auto ack = load(ring);
     ASSERT_TRUE(ack.is_ok()) << ack.status().to_string();
     EXPECT_EQ(ack->verified_tensors, ring_.size());
+    EXPECT_EQ(ack->verify_seconds > 0, ring == device)
+        << "the loop that copies a host ring digests";
+    EXPECT_LE(ack->verify_seconds, ack->load_seconds);
     EXPECT_TRUE(loader_.holds(ring_));
   }
 }
@@ -96,6 +100,7 @@ TEST_F(BucketLoaderTest, WithoutVerificationEverythingIsCopiedAsItIs) {
     const auto ack = load(ring, false);
     ASSERT_TRUE(ack.is_ok()) << ack.status().to_string();
     EXPECT_EQ(ack->verified_tensors, 0u);
+    EXPECT_EQ(ack->verify_seconds, 0);
     EXPECT_TRUE(loader_.holds(ring_));
   }
 }

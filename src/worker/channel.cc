@@ -64,6 +64,7 @@ class TwoWireChannel final : public WorkerChannel {
 
   Status open_ring(const BufferHandle& ring, Deadline deadline, AbortSignal& abort) override {
     CKPT_RETURN_IF_ERROR(need(State::kConnected, "open_ring"));
+    ring_on_gpu_ = ring.kind == DeviceKind::kCuda;
     return reach(State::kRingOpen, current_->open_ring(ring, deadline, abort));
   }
 
@@ -105,8 +106,8 @@ class TwoWireChannel final : public WorkerChannel {
 
   void give_up(const Status& cause, Deadline deadline, std::shared_ptr<void> ring) {
     for (const auto& wire : wires_) wire->start_abort(cause);
-    hand_to_closer({options_.job, options_.rank, std::move(wires_), std::move(ring), deadline,
-                    options_.late_worker_seconds});
+    hand_to_closer({options_.job, options_.rank, std::move(wires_), std::move(ring), ring_on_gpu_,
+                    deadline, options_.late_worker_seconds});
   }
 
  private:
@@ -164,6 +165,7 @@ class TwoWireChannel final : public WorkerChannel {
   State state_ = State::kBound;
   Status failure_;
   int unacknowledged_ = 0;
+  bool ring_on_gpu_ = false;
 };
 
 }  // namespace

@@ -29,6 +29,8 @@ struct ChannelOptions {
   /// A worker whose process does not answer for so long (stopped, not merely busy) is lost. A
   /// closed connection and the end of its process are a loss at once.
   double heartbeat_timeout_seconds = 5;
+  /// Who has connected to the stock wire and not spoken ZeroMQ for so long is no worker.
+  double handshake_timeout_seconds = 3;
   /// After an abort: how long a worker whose engine was called may take to connect and hear of it.
   double late_worker_seconds = 5;
 };
@@ -55,6 +57,8 @@ struct BucketAck {
   std::uint64_t bytes = 0;
   std::uint64_t verified_tensors = 0;  ///< 0 on the stock wire
   double load_seconds = 0;             ///< as the worker measured it; 0 on the stock wire
+  /// Of load_seconds: digesting and comparing, where that is a pass of its own (rings on a GPU).
+  double verify_seconds = 0;
 };
 
 /// States, in order: bound -> connected -> ring open -> (announce/ack)* -> released -> (finish)
@@ -102,9 +106,9 @@ class WorkerChannel {
   /// Tells the worker that the update has failed, with the cause, so that its engine's call fails.
   /// Never waits: a worker may be busy loading, and a stock one can only be told when it has given
   /// the answer it owes. A closer (closer.h) owns the channel until the worker has gone, or
-  /// `deadline` passes; then it cuts the connection. It keeps `ring` until the worker can no longer
-  /// be reading it. A worker that connects within 5 s afterwards is told too. Where no engine was
-  /// called yet, destroying the channel is enough.
+  /// `deadline` passes; then it cuts the connection, unless the worker has a ring in GPU memory. It
+  /// keeps `ring` until the worker can no longer be reading it. A worker that connects within 5 s
+  /// afterwards is told too. Where no engine was called yet, destroying the channel is enough.
   static void abort(std::unique_ptr<WorkerChannel> channel, const Status& cause, Deadline deadline,
                     std::shared_ptr<void> ring = nullptr);
 };

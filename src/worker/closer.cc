@@ -106,7 +106,11 @@ WorkerWire::AbortProgress step(ClosingChannel& channel) {
   return all;
 }
 
+// What a wire does by the clock needs no descriptor of its own.
+constexpr std::chrono::seconds kLongestWait{1};
+
 void wait_for_news(const ClosingChannel& channel, Deadline until) {
+  until = until.earlier(Deadline::after(kLongestWait));
   std::vector<pollfd> entries;
   for (const auto& wire : channel.wires) entries.push_back({wire->poll_fd(), POLLIN, 0});
   ::poll(entries.data(), entries.size(), until.poll_ms());
@@ -115,6 +119,7 @@ void wait_for_news(const ClosingChannel& channel, Deadline until) {
 void Closers::drive(ClosingChannel channel, Running& running) {
   Deadline idle = Deadline::after_seconds(channel.late_worker_seconds);
   bool cut = false;
+  bool overstays = false;  // with a ring that must not be freed under it
   bool was_connected = false;
   while (true) {
     const auto progress = step(channel);
@@ -126,6 +131,12 @@ void Closers::drive(ClosingChannel channel, Running& running) {
       if (progress.served || idle.expired()) return;
     } else if (cut && idle.expired()) {
       return;  // it is busy; the exception lies in its socket
+    } else if (channel.ring_on_gpu && channel.ring != nullptr) {
+      if (channel.deadline.expired() && !std::exchange(overstays, true)) {
+        log_warning("the worker of rank ", channel.rank,
+                    " has not left the aborted update in time: the ring in GPU memory stays until "
+                    "it does");
+      }
     } else if (!cut && channel.deadline.expired()) {
       log_warning("the worker of rank ", channel.rank,
                   " has not left the aborted update in time: its connection is cut");
@@ -134,7 +145,9 @@ void Closers::drive(ClosingChannel channel, Running& running) {
       drop_ring(channel, running);
       continue;
     }
-    wait_for_news(channel, progress.connected && !cut ? channel.deadline : idle);
+    wait_for_news(channel, overstays                    ? Deadline::after(kLongestWait)
+                           : progress.connected && !cut ? channel.deadline
+                                                        : idle);
   }
 }
 

@@ -19,6 +19,10 @@ struct ClosingChannel {
   int rank = 0;
   std::vector<std::unique_ptr<WorkerWire>> wires;  ///< start_abort() has been called
   std::shared_ptr<void> ring;  ///< dropped when no worker is connected, or at the deadline
+  /// Freeing memory of a GPU under a worker that reads it is undefined, unlike that of the host:
+  /// then the deadline cuts nothing, and the ring stays until the worker's connection or process
+  /// ends.
+  bool ring_on_gpu = false;
   Deadline deadline = Deadline::after_seconds(0);
   double late_worker_seconds = 5;  ///< ends so long after nobody was connected any more
 };

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <string>
@@ -20,17 +21,22 @@ class DeviceRing final : public RingMapping {
   bool on_device() const override { return device_->kind() == DeviceKind::kCuda; }
   std::uint64_t size() const override { return buffer_->size(); }
 
-  Status take(std::span<RingPiece> pieces, const SumCheck& check, Deadline deadline) override {
+  Result<double> take(std::span<RingPiece> pieces, const SumCheck& check,
+                      Deadline deadline) override {
+    std::chrono::duration<double> checking{0};
     if (check) {
+      const auto begin = std::chrono::steady_clock::now();
       CKPT_RETURN_IF_ERROR(digest(pieces, deadline));
       CKPT_RETURN_IF_ERROR(check(pieces));
+      checking = std::chrono::steady_clock::now() - begin;
     }
     for (const RingPiece& piece : pieces) {
       if (piece.destination == nullptr || piece.bytes == 0) continue;
       CKPT_RETURN_IF_ERROR(
           stream_->copy(piece.destination, buffer_->data() + piece.ring_offset, piece.bytes));
     }
-    return drain(deadline);
+    CKPT_RETURN_IF_ERROR(drain(deadline));
+    return checking.count();
   }
 
  private:

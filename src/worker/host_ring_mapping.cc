@@ -17,7 +17,7 @@ class HostRing final : public RingMapping {
   bool on_device() const override { return false; }
   std::uint64_t size() const override { return bytes_; }
 
-  Status take(std::span<RingPiece> pieces, const SumCheck& check, Deadline) override {
+  Result<double> take(std::span<RingPiece> pieces, const SumCheck& check, Deadline) override {
     for (RingPiece& piece : pieces) {
       if (piece.bytes == 0) continue;
       const std::byte* from = memory_.data() + piece.ring_offset;
@@ -29,7 +29,8 @@ class HostRing final : public RingMapping {
         bulk_copy(piece.destination, from, piece.bytes);
       }
     }
-    return check ? check(pieces) : Status::ok();
+    if (check) CKPT_RETURN_IF_ERROR(check(pieces));
+    return 0.0;
   }
 
  private:

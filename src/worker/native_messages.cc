@@ -88,10 +88,11 @@ struct BodyEncoder {
     return add_bucket(builder, m.number, entries);
   }
   EncodedBody operator()(const BucketLoaded& m) const {
-    return {wire::Body::BucketLoaded,
-            wire::CreateBucketLoaded(builder, m.ack.bucket, m.ack.tensors, m.ack.bytes,
-                                     m.ack.verified_tensors, m.ack.load_seconds)
-                .Union()};
+    return {
+        wire::Body::BucketLoaded,
+        wire::CreateBucketLoaded(builder, m.ack.bucket, m.ack.tensors, m.ack.bytes,
+                                 m.ack.verified_tensors, m.ack.load_seconds, m.ack.verify_seconds)
+            .Union()};
   }
   EncodedBody operator()(const Release&) const {
     return {wire::Body::Release, wire::CreateRelease(builder).Union()};
@@ -208,8 +209,8 @@ Result<Body> decode_body(const wire::Message& message) {
       return decode_bucket(*message.body_as_Bucket());
     case wire::Body::BucketLoaded: {
       const wire::BucketLoaded& m = *message.body_as_BucketLoaded();
-      return Body(BucketLoaded{
-          {m.number(), m.tensors(), m.bytes(), m.verified_tensors(), m.load_seconds()}});
+      return Body(BucketLoaded{{m.number(), m.tensors(), m.bytes(), m.verified_tensors(),
+                                m.load_seconds(), m.verify_seconds()}});
     }
     case wire::Body::Release:
       return Body(Release{});

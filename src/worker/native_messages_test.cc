@@ -46,12 +46,13 @@ TEST(NativeMessagesTest, EveryBodySurvivesTheWire) {
   EXPECT_EQ(ring.ring.ipc, bytes("handle"));
   EXPECT_EQ(ring.ring.device_uuid, "GPU-1");
   EXPECT_EQ(round_trip(test_bucket()), test_bucket());
-  const BucketAck ack = round_trip(BucketLoaded{{1, 2, 3, 4, 0.5}}).ack;
+  const BucketAck ack = round_trip(BucketLoaded{{1, 2, 3, 4, 0.5, 0.25}}).ack;
   EXPECT_EQ(ack.bucket, 1u);
   EXPECT_EQ(ack.tensors, 2u);
   EXPECT_EQ(ack.bytes, 3u);
   EXPECT_EQ(ack.verified_tensors, 4u);
   EXPECT_EQ(ack.load_seconds, 0.5);
+  EXPECT_EQ(ack.verify_seconds, 0.25);
   round_trip(RingOpened{});
   round_trip(Release{});
   round_trip(Released{});

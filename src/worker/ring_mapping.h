@@ -39,8 +39,10 @@ class RingMapping {
   /// of every piece and calls it once: what it refuses is the result. A ring on a device is checked
   /// before anything is copied: a refusal leaves the destinations as they were. A host ring is
   /// digested by the loop that copies it, since reading it twice would cost a second pass over
-  /// memory: a refusal comes when the destinations are written already.
-  virtual Status take(std::span<RingPiece> pieces, const SumCheck& check, Deadline deadline) = 0;
+  /// memory: a refusal comes when the destinations are written already. The result is how many
+  /// seconds the check took where it is a pass of its own, else 0.
+  virtual Result<double> take(std::span<RingPiece> pieces, const SumCheck& check,
+                              Deadline deadline) = 0;
 };
 
 Result<std::unique_ptr<RingMapping>> open_host_ring(const BufferHandle& handle);

@@ -227,6 +227,36 @@ TEST_F(StockChannelTest, AWorkerThatOverstaysIsCutAndToldWhenItComesBack) {
   EXPECT_THAT(worker.wait().raised, HasSubstr("over"));
 }
 
+TEST_F(StockChannelTest, ARingOfAGpuStaysAsLongAsItsWorkerReads) {
+  std::promise<void> reached;
+  std::promise<void> go_on;
+  StockWorker worker(channel_->address(), {Step::kBucket, 1, Verb::kObey, [&] {
+                                             reached.set_value();
+                                             go_on.get_future().wait();
+                                           }});
+  BufferHandle handle;
+  handle.kind = DeviceKind::kCuda;
+  handle.bytes = 1 << 20;
+  handle.ipc.resize(64);
+  handle.device_uuid = "GPU-0";
+  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->open_ring(handle, soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
+  reached.get_future().wait();
+  auto memory = std::make_shared<int>(0);
+  const std::weak_ptr<int> held = memory;
+  // The update has failed because its time was up.
+  WorkerChannel::abort(std::move(channel_), deadline_exceeded("time is up"),
+                       Deadline::after_seconds(0), std::move(memory));
+  EXPECT_EQ(wait_for_rings(job_, 3, Deadline::after_seconds(0.3), abort_).code(),
+            StatusCode::kDeadlineExceeded);
+  EXPECT_FALSE(held.expired());
+  go_on.set_value();
+  EXPECT_THAT(worker.wait().raised, HasSubstr("time is up"));
+  EXPECT_TRUE(wait_for_rings(job_, 3, soon(), abort_).is_ok());
+  EXPECT_TRUE(held.expired());
+}
+
 TEST_F(StockChannelTest, AWorkerThatComesAfterTheAbortIsToldToo) {
   const std::string address = channel_->address();
   WorkerChannel::abort(std::move(channel_), aborted("rank 5 died"), soon());
@@ -277,6 +307,26 @@ TEST_F(StockChannelTest, SomebodyWhoDoesNotSpeakZeroMqIsNotWaitedForForEver) {
   const UniqueFd stranger = *connect_abstract(channel_->address());
   const auto hello = channel_->accept(Deadline::after_seconds(0.1), abort_);
   EXPECT_THAT(hello.status().message(), HasSubstr("does not speak ZeroMQ"));
+}
+
+TEST_F(StockChannelTest, SomebodyWhoDoesNotSpeakZeroMqMakesRoomForTheWorker) {
+  options_.handshake_timeout_seconds = 0.2;
+  rebind();
+  const UniqueFd stranger = *connect_abstract(channel_->address());
+  StockWorker worker(channel_->address());
+  const auto pass = test::run_pass(*channel_, ring_, abort_);
+  EXPECT_TRUE(pass.is_ok()) << pass.status().to_string();
+  EXPECT_TRUE(worker.wait().returned);
+}
+
+TEST_F(StockChannelTest, AfterAnAbortSomebodyWhoDoesNotSpeakZeroMqMakesRoomToo) {
+  options_.handshake_timeout_seconds = 0.2;
+  rebind();
+  const std::string address = channel_->address();
+  const UniqueFd stranger = *connect_abstract(address);
+  WorkerChannel::abort(std::move(channel_), aborted("rank 5 died"), soon());
+  StockWorker worker(address);
+  EXPECT_THAT(worker.wait().raised, HasSubstr("rank 5 died"));
 }
 
 TEST_F(StockChannelTest, SomebodyWhoLeavesAtOnceIsForgotten) {

@@ -69,6 +69,7 @@ class StockWire final : public WorkerWire {
   UniqueFd finished_;
   BucketAck announced_;
   Status abort_cause_;
+  Deadline handshake_ = Deadline::after_seconds(0);  ///< of this session
   bool told_ = false;    ///< the exception is on its way to the worker of this session
   bool served_ = false;  ///< a worker has gone since the abort
 };
@@ -86,6 +87,7 @@ Result<bool> StockWire::let_in() {
       session_, StockSession::start(*std::move(connection), options_.heartbeat_timeout_seconds));
   CKPT_RETURN_IF_ERROR(poll_set_.add(session_->poll_fd()));
   told_ = false;
+  handshake_ = Deadline::after_seconds(options_.handshake_timeout_seconds);
   return true;
 }
 
@@ -106,11 +108,16 @@ Result<std::optional<WorkerHello>> StockWire::accept(Deadline deadline, AbortSig
       CKPT_RETURN_IF_ERROR(end_session());
       return std::optional<WorkerHello>();
     }
-    CKPT_ASSIGN_OR_RETURN(const Wake wake, wait_for_any({poll_fd()}, deadline, &abort));
-    if (wake == Wake::kExpired) {
-      return deadline_exceeded(
-          concat(worker_text(), " has connected, but does not speak ZeroMQ; what is it?"));
-    }
+    CKPT_ASSIGN_OR_RETURN(const Wake wake,
+                          wait_for_any({poll_fd()}, deadline.earlier(handshake_), &abort));
+    if (wake != Wake::kExpired) continue;
+    const std::string what =
+        concat(worker_text(), " has connected, but does not speak ZeroMQ; what is it?");
+    if (deadline.expired()) return deadline_exceeded(what);
+    // A worker that was refused meanwhile tries again by itself.
+    log_warning(what);
+    CKPT_RETURN_IF_ERROR(end_session());
+    return std::optional<WorkerHello>();
   }
 }
 
@@ -159,7 +166,7 @@ Status StockWire::open_ring(const BufferHandle& ring, Deadline deadline, AbortSi
 Status StockWire::announce(std::uint32_t bucket, std::span<const RingEntry> entries) {
   CKPT_ASSIGN_OR_RETURN(const Bytes question, pickle_bucket(entries));
   CKPT_RETURN_IF_ERROR(ask(question));
-  announced_ = {bucket, entries.size(), 0, 0, 0};
+  announced_ = {bucket, entries.size(), 0, 0, 0, 0};
   for (const RingEntry& entry : entries) announced_.bytes += entry.bytes;
   return Status::ok();
 }
@@ -195,8 +202,9 @@ WorkerWire::AbortProgress StockWire::abort_step() {
   if (session_->ready() && !session_->owed() && !told_) {
     told_ = session_->ask(pickle_error(abort_cause_.to_string())).is_ok();
   }
-  if (!session_->lost()) return {true, served_};
-  served_ = true;
+  const bool stranger = !session_->ready() && handshake_.expired();
+  if (!session_->lost() && !stranger) return {true, served_};
+  served_ = served_ || !stranger;
   (void)end_session();
   return {false, served_};
 }

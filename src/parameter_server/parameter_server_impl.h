@@ -66,6 +66,7 @@ class ParameterServerImpl : public ParameterServer {
   Status start(AbortSignal* abort);
   void forget_stale_plan();
   Status check_update(const std::string& name) const;
+  Status wait_for_own_ring(Deadline deadline, RunningCalls::Call& call);
   Status refuse_update(const std::vector<int>& recipients, const Status& why, Deadline deadline);
   Result<std::unique_ptr<UpdateSession>> prepare_session(const std::string& name,
                                                          std::vector<std::vector<int>> instances,

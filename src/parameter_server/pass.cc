@@ -5,7 +5,6 @@
 
 #include "base/strings.h"
 #include "parameter_server/foreign_owners.h"
-#include "worker/closer.h"
 
 namespace ckpt {
 namespace {
@@ -91,9 +90,6 @@ std::optional<PassMemory> Pass::kept_from_before() {
 
 Status Pass::allocate_and_open(std::string address) {
   const Plan& plan = plan_->plan;
-  // A worker that was told to stop may still read the ring of an update that failed: it counts as
-  // used memory until then.
-  CKPT_RETURN_IF_ERROR(wait_for_rings(setup_.job, setup_.rank, setup_.deadline, *setup_.abort));
   buffers_ = std::make_shared<PassBuffers>(setup_, plan_->schedule, local_recipients_,
                                            spread_recipients_, kept_from_before(), keeps_buffers_);
   CKPT_RETURN_IF_ERROR(buffers_->allocate(setup_, plan, plan_->schedule));

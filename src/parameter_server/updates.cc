@@ -6,6 +6,7 @@
 #include "base/strings.h"
 #include "parameter_server/engine_instances.h"
 #include "parameter_server/parameter_server_impl.h"
+#include "worker/closer.h"
 
 namespace ckpt {
 namespace {
@@ -88,6 +89,7 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::
   if (std::binary_search(recipients.begin(), recipients.end(), rank())) {
     auto instances = engine_instances(recipients, options.instance_size);
     if (status.is_ok()) status = instances.status();
+    if (status.is_ok()) status = wait_for_own_ring(update->deadline, call);
     if (status.is_ok()) {
       auto session = prepare_session(name, std::move(*instances), options, update->deadline, call);
       status = session.status();
@@ -104,6 +106,16 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::
   }
   in_update_ = update->checkpoint_name;
   return std::unique_ptr<PreparedUpdate>(std::move(update));
+}
+
+// A worker that was told to stop may still read the ring of an update that failed. Until then it
+// counts as used memory, on a device that other recipients may share: all of them have waited when
+// the update begins, before any reads how much is free.
+Status ParameterServerImpl::wait_for_own_ring(Deadline deadline, RunningCalls::Call& call) {
+  // What is left is for telling the others, who wait for this rank.
+  const double patience =
+      deadline.remaining_seconds() - std::min(kRefusalSeconds, deadline.remaining_seconds() / 4);
+  return wait_for_rings(options_.job, rank(), Deadline::after_seconds(patience), *call.signal());
 }
 
 // This rank cannot take part: the others, which have begun, end with its reason instead of waiting

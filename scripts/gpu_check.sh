@@ -3,7 +3,8 @@
 #   usage: gpu_check.sh [STEP...]
 #   on one GPU:   device ceilings small one many large (the default), flat (twenty updates each way), contract (the collectives' tests), failures, chain
 #                 (through host memory), loaded (metas of another job), overlap, from-device, compare, compare-small, sizes (chunk x bucket x overlap), kept (--keep-buffers), nccl-alone
-#                 (what a communicator of one rank takes), multi (multi_gpu.py, several ranks on one GPU)
+#                 (what a communicator of one rank takes), multi (multi_gpu.py, several ranks on one GPU),
+#                 in-place (updates out of files in /dev/shm), little-memory (PS_MEM_FRACTION leaves two ranks one bucket at a time)
 #   on two:       two, nccl, kill, compare-two
 #   compare needs torch and the package checkpoint-engine 0.4.2 with what it imports; nccl needs libnccl.so.2 (torch brings it)
 #   OUT: where log.txt and results.jsonl go (default: gpu-check beside the bundle)
@@ -90,6 +91,24 @@ for s in "${steps[@]}"; do
         step "nccl-alone-$set" 60 env "$set" "$here/bin/gpu_update" --gib 1.3 --updates 1 --nccl-ceilings 1 --json "$out/${set%=*}.json"
       done ;;
     multi) step multi 200 python3 "$here/bench/multi_gpu.py" --ranks 2 --gib 8 --seconds 190 --out "$out/multi" ;;
+    in-place) # cudaHostRegister of tmpfs pages; bytes compared, the files gone, their memory back after unregister
+      update in-place 120 --gib 8 --files /dev/shm --in-place 1 --updates 3
+      update in-place-two-ranks 120 --gib 8 --files /dev/shm --in-place 1 --updates 3 --ranks 2 ;;
+    little-memory) # 700 MiB for each rank: a smaller ring; 360: the largest tensor (297) and no staging
+      for mib in 700 360; do
+        fraction=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits | awk -v mib=$mib 'NR == 1 {print 2 * mib / ($1 - 2 * 2600)}')
+        PS_MEM_FRACTION=$fraction update "little-memory-$mib" 90 --gib 2 --shrink 2 --ranks 2 --updates 3
+        step "little-memory-$mib-sizes" 10 python3 - "$results" "$mib" <<'PYTHON'
+import json, sys
+*_, last = open(sys.argv[1])
+for rank in json.loads(last)["by_rank"]:
+    for update in rank["updates"]:
+        ring, staging = update["ring_bytes"] / 2**20, update["staging_bytes"] / 2**20
+        print(f"ring {ring:.0f} MiB, staging {staging:.0f} MiB")
+        assert ring + staging < 1.2 * float(sys.argv[2]), "more than its share"
+        assert (staging > 0) == (sys.argv[2] == "700"), "another fallback"
+PYTHON
+      done ;;
     from-device) update from-device 60 --gib 8 --from-device 1 --updates 1 ;;
     compare) step compare 290 python3 "$here/bench/compare_reference.py" --gib 8 32 --json "$out/compare.jsonl" ;;
     compare-small) # never slower, from one tensor of 1 KiB up

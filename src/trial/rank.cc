@@ -49,6 +49,11 @@ class RankRun {
     share_ = split_by_bytes(weights_.tensors(), owners)[static_cast<std::size_t>(settings.rank)];
   }
 
+  ~RankRun() {
+    std::error_code gone;
+    if (settings_.in_place) std::filesystem::remove(file_path(), gone);
+  }
+
   /// Measures everything.
   Result<json> run();
   /// One update that works and one in which a rank dies. Not on that rank: does not return there.
@@ -64,7 +69,12 @@ class RankRun {
   Status measure_nccl_alone();
   Status measure_peer(Upload& upload);
   Status measure_registration();
+  std::string file_path() const {
+    return concat(settings_.files, "/gpu-update-", settings_.rank, ".safetensors");
+  }
+  Result<Registration> write_files();
   Status register_files();
+  Status end_in_place();
   Status register_device_memory();
   Status measure_updates();
   Result<UpdateReport> update(const UpdateOptions& options, std::vector<std::string>& numbers);
@@ -200,8 +210,8 @@ Registration RankRun::from_memory() const {
   return part;
 }
 
-Status RankRun::register_files() {
-  const std::string path = concat(settings_.files, "/gpu-update-", settings_.rank, ".safetensors");
+Result<Registration> RankRun::write_files() {
+  const std::string path = file_path();
   std::vector<TensorInfo> infos;
   for (const std::uint32_t i : share_) infos.push_back(weights_.tensors()[i]);
   CKPT_ASSIGN_OR_RETURN(const std::string header, encode_safetensors_header(infos, {}));
@@ -217,6 +227,11 @@ Status RankRun::register_files() {
     part.files.push_back({info, path, offset});
     offset += info.bytes;
   }
+  return part;
+}
+
+Status RankRun::register_files() {
+  CKPT_ASSIGN_OR_RETURN(const Registration part, write_files());
   const auto register_twice = [&]() -> Status {
     for (const char* which : {"register_files_first_seconds", "register_files_seconds"}) {
       CKPT_RETURN_IF_ERROR(barrier());
@@ -228,8 +243,26 @@ Status RankRun::register_files() {
     return Status();
   };
   const Status status = register_twice();
-  std::filesystem::remove(path);
+  std::filesystem::remove(file_path());
   return status;
+}
+
+// Of /dev/shm, whose pages are the checkpoint's own while it is used in place.
+std::uint64_t free_shared_memory() { return std::filesystem::space("/dev/shm").free; }
+
+Status RankRun::end_in_place() {
+  const std::uint64_t before = free_shared_memory();
+  CKPT_RETURN_IF_ERROR(barrier());
+  const auto begin = Clock::now();
+  CKPT_RETURN_IF_ERROR(server_->unregister_checkpoint(kName));
+  result_["unregister_in_place_seconds"] = seconds_since(begin);
+  CKPT_RETURN_IF_ERROR(barrier());
+  // Of all ranks; rings come and go beside them.
+  if (free_shared_memory() < before + share_bytes_ / 2) {
+    return internal_error(
+        concat(file_path(), " was unregistered, and /dev/shm is as full as before"));
+  }
+  return Status();
 }
 
 // From tensors on the GPU into a shared pool: the first use pins it, the second is copies alone.
@@ -264,23 +297,33 @@ Status RankRun::register_device_memory() {
 Status RankRun::measure_registration() {
   for (const std::uint32_t i : share_) share_bytes_ += weights_.tensors()[i].bytes;
   result_["share_bytes"] = share_bytes_;
+  Registration in_place;
+  if (settings_.in_place) {
+    CKPT_ASSIGN_OR_RETURN(in_place, write_files());
+    in_place.shared_memory_files = SharedMemoryFiles::kUseAndRemove;
+  }
   // Twice: in a virtual machine the first use of memory is the host's work, not ours.
   for (const char* which : {"register_first_seconds", "register_seconds"}) {
     CKPT_RETURN_IF_ERROR(barrier());
     const auto begin = Clock::now();
-    CKPT_RETURN_IF_ERROR(server_->register_checkpoint(kName, from_memory()));
+    const bool last = which == std::string("register_seconds");
+    CKPT_RETURN_IF_ERROR(
+        server_->register_checkpoint(kName, last && settings_.in_place ? in_place : from_memory()));
     result_[which] = seconds_since(begin);
     CKPT_RETURN_IF_ERROR(barrier());
-    if (which == std::string("register_seconds")) break;
+    if (last) break;
     const auto end_begin = Clock::now();
     CKPT_RETURN_IF_ERROR(server_->unregister_checkpoint(kName));
     result_["unregister_seconds"] = seconds_since(end_begin);
-    if (!settings_.files.empty()) CKPT_RETURN_IF_ERROR(register_files());
+    if (!settings_.files.empty() && !settings_.in_place) CKPT_RETURN_IF_ERROR(register_files());
     if (settings_.from_device) CKPT_RETURN_IF_ERROR(register_device_memory());
   }
   const auto begin = Clock::now();
   CKPT_RETURN_IF_ERROR(server_->gather_metas(kName));
   result_["gather_seconds"] = seconds_since(begin);
+  if (settings_.in_place && std::filesystem::exists(file_path())) {
+    return internal_error(concat(file_path(), " is used in place, and still there"));
+  }
   return barrier();
 }
 
@@ -436,6 +479,7 @@ Result<json> RankRun::run() {
   CKPT_RETURN_IF_ERROR(measure_registration());
   if (settings_.loaded) CKPT_RETURN_IF_ERROR(join_readers());
   CKPT_RETURN_IF_ERROR(measure_updates());
+  if (settings_.in_place) CKPT_RETURN_IF_ERROR(end_in_place());
   result_["rank"] = settings_.rank;
   result_["gpu"] = settings_.rank % settings_.gpus;
   result_["tensors"] = weights_.tensors().size();

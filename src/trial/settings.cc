@@ -72,6 +72,7 @@ std::map<std::string, Option> options_of(Settings& settings) {
       {"--load-threads", number(settings.load_threads)},
       {"--files", text(settings.files)},
       {"--failures", number(settings.failures)},
+      {"--in-place", flag(settings.in_place)},
       {"--from-device", flag(settings.from_device)},
       {"--json", text(settings.json)},
       {"--role", text(settings.role)},
@@ -106,6 +107,9 @@ Result<Settings> parse_settings(const std::vector<std::string>& arguments) {
   if (settings.owners < 0 || settings.owners > settings.ranks || settings.first_recipient < 0 ||
       settings.first_recipient >= settings.ranks) {
     return invalid_argument("owners and first-recipient count ranks");
+  }
+  if (settings.in_place && !settings.files.starts_with("/dev/shm")) {
+    return invalid_argument("--in-place needs --files with a folder in /dev/shm");
   }
   if (settings.kill_rank >= settings.ranks) {
     return invalid_argument(concat("no rank ", settings.kill_rank, " to be killed"));

@@ -37,8 +37,9 @@ struct Settings {
                        ///< workers are updated by new ranks
   int failures = 0;    ///< so many updates are cancelled in the middle, before memory is compared
   bool from_device = false;  ///< registration from tensors on the device is measured too
-  std::string files;  ///< a folder: registration from files in the page cache is measured too
-  std::string json;   ///< a file to which the result is appended as one line
+  std::string files;      ///< a folder: registration from files in the page cache is measured too
+  bool in_place = false;  ///< `files` is in /dev/shm: all updates are of files used in place there
+  std::string json;       ///< a file to which the result is appended as one line
 
   /// NCCL on its own, too: what a communicator costs, and its rates. A GPU for each rank.
   bool nccl_ceilings = false;
@@ -67,7 +68,7 @@ inline constexpr const char* kUsage =
     "                  [--tensors N --tensor-bytes SIZE]\n"
     "                  [--experts 1] [--owners N] [--first-recipient R] [--loaded 1]\n"
     "                  [--failures N] [--nccl-ceilings 1] [--nccl-alone 1] [--load-threads T]\n"
-    "                  [--files DIR] "
+    "                  [--files DIR] [--in-place 1] "
     "[--from-device 1] "
     "[--shrink D] [--json "
     "FILE]\n";

@@ -62,6 +62,7 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"ring", settings.ring},
               {"bucket", settings.bucket},
               {"chunk", settings.chunk},
+              {"in_place", settings.in_place},
               {"total_bytes", bytes},
               {"tensors", ranks[0]["tensors"]},
               {"upload_gb_per_s", ceiling},
@@ -80,7 +81,8 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
   for (const char* member :
        {"register_first_seconds", "register_seconds", "unregister_seconds", "gather_seconds",
         "register_files_first_seconds", "register_files_seconds", "register_device_first_seconds",
-        "register_device_seconds", "download_gb_per_s", "cancelled_seconds"}) {
+        "register_device_seconds", "unregister_in_place_seconds", "download_gb_per_s",
+        "cancelled_seconds"}) {
     all[member] = largest(ranks, json::json_pointer(concat("/", member)));
   }
   all["by_rank"] = ranks;

@@ -125,6 +125,7 @@ std::vector<std::string> rdma_devices_of(int local_rank, int local_ranks,
     const nb::gil_scoped_release without_gil;
     return choose_network(request);
   }());
+  raise_if_error(choice.rdma_filter);
   return choice.rdma ? choice.devices : std::vector<std::string>();
 }
 

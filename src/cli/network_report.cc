@@ -55,6 +55,7 @@ Status print_ranks(int ranks) {
     }
     CKPT_ASSIGN_OR_RETURN(const NetworkChoice choice, choose_network(request));
     say(concat("  local rank ", rank, ": ", choice.text));
+    CKPT_RETURN_IF_ERROR(choice.rdma_filter);
   }
   return Status::ok();
 }

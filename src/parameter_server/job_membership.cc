@@ -122,6 +122,8 @@ void JobMembership::start_transport(const std::string& device_uuid) {
     CKPT_ASSIGN_OR_RETURN(const NetworkChoice choice, choose_network(request));
     log_info("rank ", rank(), " is reached at ", choice.text);
     network_ = {choice.address.address, choice.devices, choice.mbit};
+    p2p_status_ = choice.rdma_filter;
+    if (!p2p_status_.is_ok()) log_error("no P2P for rank ", rank(), ": ", p2p_status_.message());
     const std::string label = concat("rank ", rank(), " on ", host_name());
     if (options_.transfer_engine) return make_engine_transport(options_.transfer_engine, label);
     UcxOptions options;

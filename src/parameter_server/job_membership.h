@@ -49,6 +49,9 @@ class JobMembership {
   void start_transport(const std::string& device_uuid);
   /// Null: this rank has none.
   Transport* transport() const { return transport_.get(); }
+  /// Not ok: this rank must not be filled from single owners, as P2P does: the user wanted RDMA
+  /// devices for it that are not there. What all ranks do together goes on over the transport.
+  const Status& p2p_status() const { return p2p_status_; }
   /// Null exactly when transport() is.
   ProgressSignals* signals() const { return signals_.get(); }
   /// Where others find this rank.
@@ -65,6 +68,7 @@ class JobMembership {
   const std::string host_id_;
   std::string master_host_;
   NetworkPlace network_;
+  Status p2p_status_;
   int local_rank_ = 0;
   int ranks_on_host_ = 1;
   std::unique_ptr<Hub> hub_;

@@ -87,6 +87,7 @@ Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::
 
   Status status = check_update(name);
   if (std::binary_search(recipients.begin(), recipients.end(), rank())) {
+    if (status.is_ok() && (registry_->was_loaded() || !everybody)) status = job_->p2p_status();
     auto instances = engine_instances(recipients, options.instance_size);
     if (status.is_ok()) status = instances.status();
     if (status.is_ok()) status = wait_for_own_ring(update->deadline, call);

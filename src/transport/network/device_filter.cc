@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 
 #include "base/strings.h"
 
@@ -10,18 +11,30 @@ namespace {
 
 struct Wanted {
   std::string name;
-  std::string port;  ///< with its colon; empty: none given
+  std::string port;  ///< with its colon, as a number; empty: none given
 };
 
+/// What comes behind the name: digits up to what is none. No port has the number 0, so that text
+/// matches nothing. A third and fourth part (rail, plane) says nothing about ports.
+std::string port_of(std::string_view text) {
+  text = trim(text.substr(0, text.find(':')));
+  if (text.empty()) return {};
+  std::uint64_t number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return concat(':', number);
+}
+
+/// An item without a name counts for nothing, whatever is behind its colon.
 std::vector<Wanted> items_of(std::string_view list) {
   std::vector<Wanted> items;
   for (const std::string& item : split(list, ',')) {
     const std::string_view text = trim(item);
-    if (text.empty()) continue;
     const std::size_t colon = text.find(':');
-    Wanted wanted{std::string(trim(text.substr(0, colon))), {}};
-    if (colon != text.npos) wanted.port = concat(':', trim(text.substr(colon + 1)));
-    items.push_back(std::move(wanted));
+    const std::string_view name = trim(text.substr(0, colon));
+    if (name.empty()) continue;
+    if (items.size() == kMostDevices) break;
+    items.push_back(
+        {std::string(name), colon == text.npos ? std::string() : port_of(text.substr(colon + 1))});
   }
   return items;
 }
@@ -91,6 +104,7 @@ Result<std::vector<std::string>> nccl_devices(std::string_view filter,
   const bool exact = rest.starts_with('=');
   if (exact) rest.remove_prefix(1);
   const std::vector<Wanted> items = items_of(rest);
+  // An empty list matches everything: without it all are left, all but it are none.
   if (items.empty() && !exclude) return limited(std::move(active_ports));
   const auto matches = [&](std::string_view active, const Wanted& wanted) {
     const std::size_t colon = active.find(':');
@@ -101,8 +115,9 @@ Result<std::vector<std::string>> nccl_devices(std::string_view filter,
   std::vector<std::string> chosen;
   if (exclude) {
     for (const std::string& active : active_ports) {
-      const bool out =
-          std::ranges::any_of(items, [&](const Wanted& wanted) { return matches(active, wanted); });
+      const bool out = items.empty() || std::ranges::any_of(items, [&](const Wanted& wanted) {
+                         return matches(active, wanted);
+                       });
       if (!out) chosen.push_back(active);
     }
   } else {

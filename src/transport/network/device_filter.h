@@ -24,8 +24,9 @@ Result<std::vector<std::string>> listed_devices(std::string_view list,
 
 /// NCCL_IB_HCA, which chooses among active ports ("mlx5_0:1"): "mlx5" prefixes, "=mlx5_0" exact
 /// names, "^mlx5" and "^=mlx5_0" all but those; ":PORT" behind a name means that port only. Spaces
-/// around names and empty items count for nothing, and neither does an empty filter: it means all,
-/// in natural order. kNotFound names the filter and the ports when it leaves none.
+/// around names count for nothing, and neither do items without a name, nor those behind the 32nd.
+/// A list without items matches everything: it leaves all, in natural order, and "^" none.
+/// kNotFound names the filter and the ports when it leaves none.
 Result<std::vector<std::string>> nccl_devices(std::string_view filter,
                                               std::vector<std::string> active_ports);
 

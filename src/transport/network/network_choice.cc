@@ -61,7 +61,9 @@ Result<NetworkChoice> choose_network(const NetworkRequest& request) {
   NetworkChoice choice;
   CKPT_ASSIGN_OR_RETURN(choice.address, own_address(request.advertise, request.master_host));
   const std::vector<RdmaDevice> present = rdma_devices(request.sysfs);
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> wanted, wanted_devices(present));
+  const auto filtered = wanted_devices(present);
+  choice.rdma_filter = filtered.status();
+  const std::vector<std::string> wanted = filtered ? *filtered : std::vector<std::string>();
   std::vector<RdmaDevice> candidates;  // in the order wanted
   for (const std::string& name : wanted) {
     const auto at = std::ranges::find(present, device_of(name), &RdmaDevice::name);
@@ -92,12 +94,16 @@ Result<NetworkChoice> choose_network(const NetworkRequest& request) {
     choice.mbit = interface_mbit(request.sysfs, interface);
     if (choice.address.named) choice.limit = interface;
   }
+  if (!choice.rdma_filter.is_ok() && !present.empty()) {
+    choice.limit = join(interfaces_beside(choice.address, request.sysfs), ",");
+  }
   CKPT_ASSIGN_OR_RETURN(const auto given, env_int({"PS_NETWORK_MBIT"}));
   if (given && *given > 0) choice.mbit = static_cast<std::uint64_t>(*given);
   choice.text = concat(choice.address.address.empty() ? "no address" : choice.address.address, " (",
                        choice.address.reason, "), ", choice.rdma ? "RDMA over " : "devices ",
                        choice.devices.empty() ? "unknown" : join(choice.devices, ", "),
                        choice.mbit > 0 ? concat(", ", choice.mbit, " Mbit/s") : "");
+  if (!choice.rdma_filter.is_ok()) choice.text += concat("; ", choice.rdma_filter.message());
   return choice;
 }
 

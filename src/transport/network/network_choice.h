@@ -22,6 +22,9 @@ struct NetworkChoice {
   OwnAddress address;
   std::vector<std::string> devices;  ///< "mlx5_0:1" for RDMA, else the interface
   bool rdma = false;
+  /// Not ok: the user's filter leaves no RDMA device. All else is then as on a host without any:
+  /// what must not depend on RDMA goes on.
+  Status rdma_filter;
   /// That the transport is to be limited to; empty: it may use whatever there is.
   std::string limit;
   std::uint64_t mbit = 0;  ///< of the devices together; 0: unknown. PS_NETWORK_MBIT wins.
@@ -31,8 +34,8 @@ struct NetworkChoice {
 /// RDMA devices by PS_P2P_STORE_RDMA_DEVICES, else NCCL_IB_HCA among the active ports (it counts
 /// for nothing on a host without any), else all with an active port; of these the rank's own ones.
 /// An interface limits the transport only where the user has named it; beside RDMA devices, all
-/// that lead to other hosts stay open. Errors are those of own_address and of the filters; they say
-/// what the user gave.
+/// that lead to other hosts stay open. Errors are those of own_address; they say what the user
+/// gave.
 Result<NetworkChoice> choose_network(const NetworkRequest& request);
 
 }  // namespace ckpt

@@ -2,14 +2,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <memory>
 
 #include <set>
 #include "base/host.h"
 #include "base/strings.h"
 #include "transport/network/device_filter.h"
+#include "transport/network/name_lookup.h"
 #include "transport/network/network_choice.h"
 #include "transport/network/network_devices.h"
 #include "transport/network/own_address.h"
@@ -55,10 +59,33 @@ TEST(DeviceFilter, APortBehindANameMeansThatPortOnly) {
   EXPECT_THAT(filtered("^=mlx5_1:2,mlx5_0:2"),
               ElementsAre("efa0:1", "mlx5_0:1", "mlx5_1:1", "mlx5_2:1", "mlx5_10:1"));
   EXPECT_THAT(filtered("=mlx5_0:7,mlx5_2"), ElementsAre("mlx5_2:1")) << "no such port";
+  EXPECT_THAT(filtered("=mlx5_1:02"), ElementsAre("mlx5_1:2")) << "a number";
+  EXPECT_THAT(filtered("=mlx5_1:2x"), ElementsAre("mlx5_1:2")) << "as far as it is one";
+  EXPECT_THAT(filtered("=mlx5_1: 2 "), ElementsAre("mlx5_1:2"));
+  EXPECT_THAT(filtered("=mlx5_1:"), ElementsAre("mlx5_1:1", "mlx5_1:2")) << "none given";
+  EXPECT_THAT(filtered("=mlx5_1:2:0:3"), ElementsAre("mlx5_1:2")) << "rail and plane";
+  EXPECT_THAT(filtered("^=mlx5_1:x,mlx5_0"),
+              ElementsAre("efa0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_2:1", "mlx5_10:1"));
+}
+
+TEST(DeviceFilter, ItemsWithoutANameCountForNothing) {
+  EXPECT_EQ(filtered(":1"), filtered(""));
+  EXPECT_EQ(filtered("="), filtered(""));
+  EXPECT_EQ(filtered("=:2,"), filtered(""));
+  EXPECT_THAT(filtered(":1,=mlx5_0,mlx5_2"), ElementsAre("mlx5_2:1")) << "= is special in front";
+  EXPECT_THAT(filtered("^:1,mlx5"), ElementsAre("efa0:1"));
+}
+
+TEST(DeviceFilter, TheThirtyThirdItemIsNotRead) {
+  std::string many;
+  for (int i = 0; i < 31; ++i) many += concat("other", i, ",,");
+  EXPECT_THAT(filtered(("=" + many + "mlx5_0,mlx5_2").c_str()), ElementsAre("mlx5_0:1"));
+  EXPECT_THAT(filtered(("^" + many + "mlx5,efa").c_str()), ElementsAre("efa0:1"));
 }
 
 TEST(DeviceFilter, OneThatLeavesNothingIsAnErrorThatNamesBothSides) {
-  for (const char* filter : {"bnxt", "=mlx5", "^mlx5,efa", "=^mlx5_0", "=mlx5_0:7", "mlx5_0:x"}) {
+  for (const char* filter : {"bnxt", "=mlx5", "^mlx5,efa", "=^mlx5_0", "=mlx5_0:7", "mlx5_0:x", "^",
+                             "^ , ", "^=", "^:1"}) {
     const auto devices = nccl_devices(filter, kPorts);
     ASSERT_FALSE(devices.is_ok()) << filter;
     EXPECT_EQ(devices.status().code(), StatusCode::kNotFound);
@@ -254,14 +281,31 @@ TEST_F(FakeHost, FiltersChooseAndPortsThatAreDownAreLeftOut) {
   ::setenv("NCCL_IB_HCA", "mlx5", 1);
   EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_1:1"));
   ::setenv("NCCL_IB_HCA", "=mlx5_0", 1);
-  EXPECT_THAT(choose_network(request()).status().message(), HasSubstr("NCCL_IB_HCA==mlx5_0"));
+  EXPECT_THAT(choose_network(request())->rdma_filter.message(), HasSubstr("NCCL_IB_HCA==mlx5_0"));
   ::setenv("PS_P2P_STORE_RDMA_DEVICES", "mlx5_1:2", 1);
   EXPECT_THAT(choose_network(request())->devices, ElementsAre("mlx5_1:2")) << "wins";
   EXPECT_TRUE(choose_network(request())->rdma);
   ::setenv("PS_NETWORK_MBIT", "1000", 1);
   EXPECT_EQ(choose_network(request())->mbit, 1000u);
   ::setenv("PS_P2P_STORE_RDMA_DEVICES", "mlx5_9", 1);
-  EXPECT_THAT(choose_network(request()).status().message(), HasSubstr("mlx5_9"));
+  EXPECT_THAT(choose_network(request())->rdma_filter.message(), HasSubstr("mlx5_9"));
+}
+
+TEST_F(FakeHost, AFilterThatLeavesNoDeviceLeavesTcp) {
+  ::setenv("PS_P2P_STORE_RDMA_DEVICES", "mlx5_9", 1);
+  auto choice = choose_network(request());
+  ASSERT_TRUE(choice.is_ok()) << choice.status().to_string();
+  EXPECT_FALSE(choice->rdma);
+  EXPECT_EQ(choice->limit, "") << "there is no RDMA here that it could use instead";
+  EXPECT_THAT(choice->devices, ElementsAre(choice->address.interface));
+  EXPECT_THAT(choice->text, HasSubstr("mlx5_9"));
+  add_rdma("mlx5_0", "pci0/a");
+  write("sys/class/net/eth7/flags", "0x1003");
+  choice = choose_network(request());
+  ASSERT_TRUE(choice.is_ok()) << choice.status().to_string();
+  EXPECT_FALSE(choice->rdma);
+  EXPECT_EQ(choice->limit, "eth7") << "nobody wanted mlx5_0";
+  EXPECT_THAT(choice->rdma_filter.message(), HasSubstr("mlx5_0"));
 }
 
 TEST_F(FakeHost, WithoutRdmaTheFilterOfNcclCountsForNothing) {
@@ -335,6 +379,40 @@ TEST_F(FakeHost, AddressesAreGivenOrFollowTheRoute) {
   const auto none = own_address("", "no.such.host.invalid");
   ASSERT_TRUE(none.is_ok()) << "a host without a route runs single-host jobs";
   EXPECT_EQ(none->address, "");
+}
+
+TEST(OwnAddress, ThatOtherHostsCannotConnectToIsNotTaken) {
+  const std::vector<InterfaceAddress> own = {{"eth0", "fe80::1", false, true},
+                                             {"eth0", "fd00::7", false, false},
+                                             {"eth0", "10.0.0.7", false, false},
+                                             {"eth1", "fe80::2", false, true}};
+  EXPECT_EQ(named_address(own, "eth0", "given")->address, "fd00::7");
+  EXPECT_EQ(named_address(own, "10.0.0.7", "given")->interface, "eth0");
+  EXPECT_EQ(named_address(own, "[fd00:0::7]", "given")->address, "fd00::7");
+  for (const char* wanted : {"eth1", "fe80::1"}) {
+    const auto refused = named_address(own, wanted, "PS_HOST_IP");
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(refused.status().message(), HasSubstr("link-local"));
+    EXPECT_THAT(refused.status().message(), HasSubstr(wanted));
+    EXPECT_THAT(refused.status().message(), HasSubstr("10.0.0.7")) << "what there is";
+  }
+}
+
+TEST(NameLookup, AResolverThatHangsIsNotWaitedFor) {
+  const auto hung = std::make_shared<std::promise<void>>();
+  const auto asked = std::make_shared<std::atomic<int>>(0);
+  const NameLookup lookup = [hung, asked, until = hung->get_future().share()](const std::string&) {
+    asked->fetch_add(1);
+    until.wait();
+    return look_up("127.0.0.1");
+  };
+  EXPECT_EQ(addresses_of("127.0.0.1", std::chrono::milliseconds(0), lookup).size(), 1u);
+  EXPECT_EQ(addresses_of("::1", std::chrono::milliseconds(0), lookup).size(), 1u);
+  EXPECT_TRUE(addresses_of("", std::chrono::hours(1), lookup).empty());
+  EXPECT_EQ(asked->load(), 0) << "digits need no resolver";
+  EXPECT_TRUE(addresses_of("master", std::chrono::milliseconds(1), lookup).empty());
+  hung->set_value();
+  EXPECT_EQ(addresses_of("master", std::chrono::minutes(1), lookup).size(), 1u);
 }
 
 TEST_F(FakeHost, AddressesOfVersionSix) {

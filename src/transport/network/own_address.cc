@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -16,6 +15,7 @@
 #include "base/env.h"
 #include "base/fd.h"
 #include "base/strings.h"
+#include "transport/network/name_lookup.h"
 
 namespace ckpt {
 namespace {
@@ -32,6 +32,9 @@ std::string numeric(const sockaddr* address) {
   }
   return text;
 }
+
+/// For a resolver: several servers, each asked again.
+constexpr std::chrono::seconds kNamePatience{10};
 
 /// For documentation (RFC 5737, RFC 3849): only the default route leads there.
 constexpr const char* kElsewhere[] = {"192.0.2.1", "2001:db8::1"};
@@ -70,30 +73,11 @@ std::string normalised(std::string_view text) {
   return plain;
 }
 
-Result<OwnAddress> named_by_the_user(const std::string& text, const char* reason) {
-  const std::string wanted = normalised(text);
-  std::vector<std::string> known;
-  for (const InterfaceAddress& own : interface_addresses()) {
-    if (own.address == wanted || own.interface == wanted) {
-      return OwnAddress{own.address, own.interface, reason, true};
-    }
-    known.push_back(concat(own.interface, " ", own.address));
-  }
-  return invalid_argument(concat(quoted(text), " (", reason,
-                                 ") is no address or interface of this host; it has ",
-                                 join(known, ", ")));
-}
-
 /// The address that the kernel would send from; connecting a datagram socket sends nothing.
 std::optional<std::string> address_towards(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return std::nullopt;
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    const UniqueFd socket(::socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    if (!socket || ::connect(socket.get(), at->ai_addr, at->ai_addrlen) != 0) continue;
+  for (const SocketAddress& address : addresses_of(host, kNamePatience)) {
+    const UniqueFd socket(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.get(), address.get(), address.length) != 0) continue;
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
     if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
@@ -133,19 +117,46 @@ const InterfaceAddress* reachable_address(const std::vector<InterfaceAddress>& o
   return at == own.end() ? nullptr : &*at;
 }
 
+Result<OwnAddress> named_address(const std::vector<InterfaceAddress>& own,
+                                 const std::string& wanted, const std::string& reason) {
+  const std::string plain = normalised(wanted);
+  const InterfaceAddress* link_local = nullptr;
+  std::vector<std::string> known;
+  for (const InterfaceAddress& candidate : own) {
+    if (candidate.address == plain || candidate.interface == plain) {
+      if (!candidate.link_local) {
+        return OwnAddress{candidate.address, candidate.interface, reason, true};
+      }
+      link_local = &candidate;
+    }
+    known.push_back(concat(candidate.interface, " ", candidate.address));
+  }
+  if (link_local != nullptr) {
+    return invalid_argument(concat(
+        quoted(wanted), " (", reason, ") is ", link_local->address, " on ", link_local->interface,
+        ", a link-local address, which other hosts cannot connect to; this host has ",
+        join(known, ", ")));
+  }
+  return invalid_argument(concat(quoted(wanted), " (", reason,
+                                 ") is no address or interface of this host; it has ",
+                                 join(known, ", ")));
+}
+
 Result<OwnAddress> own_address(const std::string& given, const std::string& master_host) {
-  if (!given.empty()) return named_by_the_user(given, "given");
+  if (!given.empty()) return named_address(interface_addresses(), given, "given");
   if (const auto from_environment = env_string("PS_HOST_IP")) {
-    return named_by_the_user(*from_environment, "PS_HOST_IP");
+    return named_address(interface_addresses(), *from_environment, "PS_HOST_IP");
   }
   const auto address = address_towards(master_host);
   if (!address) return OwnAddress{{}, {}, concat("no route to ", master_host)};
   const std::vector<InterfaceAddress> own = interface_addresses();
   const InterfaceAddress* source = owner_of(own, *address);
-  if (is_loopback(source, *address)) {
+  const bool link_local = source != nullptr && source->link_local;
+  if (link_local || is_loopback(source, *address)) {
     if (const InterfaceAddress* reachable = reachable_address(own, default_source())) {
       return OwnAddress{reachable->address, reachable->interface,
-                        concat("for other hosts; ", master_host, " is this one")};
+                        concat("for other hosts; ", master_host,
+                               link_local ? " is reached by a link-local one" : " is this one")};
     }
   }
   return OwnAddress{*address, source != nullptr ? source->interface : std::string(),

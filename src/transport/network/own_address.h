@@ -28,11 +28,18 @@ struct InterfaceAddress {
 const InterfaceAddress* reachable_address(const std::vector<InterfaceAddress>& own,
                                           const std::string& default_source);
 
+/// What the user means by `wanted`, an address or the name of an interface of `own`. Of an
+/// interface, the first address that is not link-local: such a one means nothing to another host,
+/// which is also why it is refused when it is given. kInvalidArgument says what there is. `reason`:
+/// for messages.
+Result<OwnAddress> named_address(const std::vector<InterfaceAddress>& own,
+                                 const std::string& wanted, const std::string& reason);
+
 /// `given` (--advertise: an address or the name of an interface), else PS_HOST_IP, else what the
 /// kernel would use to reach `master_host`; nothing is sent. Where that is the loopback interface,
 /// as in a job of one host, the reachable_address: others may load its metas. kInvalidArgument when
-/// what was given is no address of this host. Without a route the address is empty: single-host
-/// jobs need none.
+/// what was given is no address of this host. Without a route, or without an answer about the
+/// master's name in some seconds, the address is empty: single-host jobs need none.
 Result<OwnAddress> own_address(const std::string& given, const std::string& master_host);
 
 }  // namespace ckpt

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/strings.h"
+#include "checkpoint/digest.h"
 #include "checkpoint/name_index.h"
 
 namespace ckpt {
@@ -29,9 +30,11 @@ Status check_rank(const Metas& metas, std::size_t rank) {
     return refuse("has ", count, " tensors, ", instance.offsets.size(), " offsets and ",
                   instance.digests.size(), " digests");
   }
-  if (instance.digest_algorithm != metas.ranks[0].instance.digest_algorithm) {
-    return refuse("computes digests by algorithm ", instance.digest_algorithm, ", rank 0 by ",
-                  metas.ranks[0].instance.digest_algorithm, ": run the same version on all ranks");
+  // Digests that this program cannot compute would look like damaged tensors.
+  if (count > 0 && instance.digest_algorithm != kDigestAlgorithm) {
+    return refuse("computes digests by algorithm ", instance.digest_algorithm,
+                  ", this program by algorithm ", kDigestAlgorithm,
+                  ": run the same version on both sides");
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (instance.offsets[i] + layout->tensors[i].bytes < instance.offsets[i]) {

@@ -139,8 +139,17 @@ TEST(Catalog, ContradictoryMetasAreRefused) {
   expect([](RankMetas& r) { r.instance.offsets.pop_back(); }, "0 offsets");
   expect([](RankMetas& r) { r.instance.digests.push_back(1); }, "2 digests");
   expect([](RankMetas& r) { r.instance.digest_algorithm = 2; }, "algorithm 2");
+  expect([](RankMetas& r) { r.instance.digest_algorithm = 77; }, "this program by algorithm 1");
   expect([](RankMetas& r) { r.instance.offsets[0] = ~0ull; }, "address space");
   expect([](RankMetas& r) { r = rank_metas(1, {tensor("b"), tensor("c"), tensor("b")}); }, "twice");
+}
+
+// Not only ranks that differ from each other: a file of a later version has one algorithm too.
+TEST(Catalog, DigestsOfAnotherAlgorithmAreRefused) {
+  Metas metas = metas_of({{tensor("a")}, {tensor("b")}});
+  for (RankMetas& rank : metas.ranks) rank.instance.digest_algorithm = 77;
+  expect_refused(metas, StatusCode::kInvalidArgument,
+                 AllOf(HasSubstr("\"test\""), HasSubstr("algorithm 77")));
 }
 
 TEST(Catalog, RefusesMoreBytesThan64BitsCount) {

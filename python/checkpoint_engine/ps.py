@@ -23,6 +23,10 @@ RequestFunction = Callable[[list[tuple[str, str]]], object]
 """Tells an engine to update; see ParameterServer.update."""
 
 
+def _text_of(metas: Mapping[int, MemoryBufferMetaList] | str) -> str:
+    return metas if isinstance(metas, str) else metas_json(metas)
+
+
 def _seconds(time: timedelta | float) -> float:
     return time.total_seconds() if isinstance(time, timedelta) else float(time)
 
@@ -203,12 +207,16 @@ class ParameterServer:
         """What gather_metas or load_metas has learned, by rank; can be pickled. Ranks without tensors are left out."""
         return Metas.from_json(self._server.export_metas())
 
-    def load_metas(self, metas: Mapping[int, MemoryBufferMetaList] | str) -> None:
+    def load_metas(self, metas: Mapping[int, MemoryBufferMetaList] | str | Sequence[Mapping[int, MemoryBufferMetaList] | str]) -> None:
         """Takes metas of another job: what its get_metas gave, also as a plain dict, or the JSON of export_metas or GET /v1/metas.
 
         Also those of the field's package itself (docs/p2p.md): their checkpoint is named "field", and has no digests.
+        A list of such is for jobs that hold the same checkpoint: they share the work and stand in for each other.
         """
-        self._server.load_metas(metas if isinstance(metas, str) else metas_json(metas))
+        if isinstance(metas, (str, Mapping)):
+            self._server.load_metas(_text_of(metas))
+        else:
+            self._server.load_metas(f"[{','.join(_text_of(one) for one in metas)}]")
 
     def offer_loaded(self) -> None:
         """Keeps what updates bring of the loaded checkpoint and offers it to other jobs meanwhile, by export_metas. Collective."""

@@ -88,6 +88,8 @@ struct RankMetas {
 struct Metas {
   std::string checkpoint_name;
   std::vector<RankMetas> ranks;
+  /// Where metas of several jobs were joined: the first rank of each; else empty.
+  std::vector<int> first_ranks;
 };
 
 /// kInvalidArgument that names a tensor when its name is there twice.

@@ -152,9 +152,12 @@ void add_update(CLI::App& app, UpdateCommand& o) {
                  "default: what the loaded metas say, else my-checkpoint-iter-0");
   app.add_option("--save-metas-file", o.save_metas_file,
                  "where rank 0 writes the metas, for other jobs to read this one's memory");
-  app.add_option(
-      "--load-metas-file", o.load_metas_file,
-      "metas of another job that runs: its ranks' memory is read, nothing is registered");
+  app.add_option("--load-metas-file", o.load_metas_files,
+                 "metas of another job that runs: its ranks' memory is read, nothing is "
+                 "registered; repeat it, "
+                 "or separate by commas, for jobs that hold the same checkpoint and stand in for "
+                 "each other")
+      ->delimiter(',');
   app.add_flag("--fan-out", o.fan_out,
                "with --load-metas-file: keep what arrives in host memory and offer it to further "
                "jobs meanwhile; --save-metas-file then says where");

@@ -49,7 +49,11 @@ TEST(CommandLine, FieldsExampleProgramsOptionsKeepTheirNames) {
   EXPECT_EQ(update.checkpoint_name, "n");
   EXPECT_EQ(update.update_method, "all");
   EXPECT_THAT(update.uds, ElementsAre("/u"));
-  EXPECT_EQ(parsed<UpdateCommand>("update --load-metas-file m").load_metas_file, "m");
+  EXPECT_THAT(parsed<UpdateCommand>("update --load-metas-file m").load_metas_files,
+              ElementsAre("m"));
+  EXPECT_THAT(
+      parsed<UpdateCommand>("update --load-metas-file m,n --load-metas-file o").load_metas_files,
+      ElementsAre("m", "n", "o"));
 }
 
 TEST(CommandLine, EndpointsAreRepeatedOrSeparatedByCommas) {

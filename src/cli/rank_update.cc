@@ -39,7 +39,7 @@ class RankUpdate {
         progress_(progress_kind(command)) {
     name_ = command.checkpoint_name;
     // The field's example program calls it so.
-    if (name_.empty() && command.load_metas_file.empty()) name_ = "my-checkpoint-iter-0";
+    if (name_.empty() && command.load_metas_files.empty()) name_ = "my-checkpoint-iter-0";
   }
 
   Status run() {
@@ -132,13 +132,13 @@ class RankUpdate {
   Status load_metas() {
     CKPT_RETURN_IF_ERROR(timed("load metas", 0, [&] {
                            return server_->load_metas(inputs_.metas);
-                         }).with_context(command_.load_metas_file));
+                         }).with_context(join(command_.load_metas_files, ", ")));
     if (name_.empty()) name_ = server_->checkpoint_name();
     return Status::ok();
   }
 
   Status gather() {
-    if (!command_.load_metas_file.empty()) {
+    if (!command_.load_metas_files.empty()) {
       CKPT_RETURN_IF_ERROR(agree(load_metas()));
       if (!command_.fan_out) return Status::ok();
       CKPT_RETURN_IF_ERROR(timed("offer", 0, [&] { return server_->offer_loaded(); }));

@@ -15,7 +15,7 @@ struct UpdateCommand : RankOptions {
   std::string checkpoint_path;
   std::string checkpoint_name;  ///< empty: not given
   std::string save_metas_file;
-  std::string load_metas_file;
+  std::vector<std::string> load_metas_files;
   bool fan_out = false;
   double sleep_seconds = 0;
   std::vector<std::string> endpoints;

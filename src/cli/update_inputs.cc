@@ -12,10 +12,14 @@
 namespace ckpt {
 namespace {
 
-Result<std::string> read_metas(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(std::string json, read_text_file(path));
-  CKPT_RETURN_IF_ERROR(metas_from_json(json).status().with_context(path));
-  return json;
+/// One text as it is, several as a list.
+Result<std::string> read_metas(const std::vector<std::string>& paths) {
+  std::vector<std::string> texts;
+  for (const std::string& path : paths) {
+    CKPT_ASSIGN_OR_RETURN(texts.emplace_back(), read_text_file(path));
+    CKPT_RETURN_IF_ERROR(metas_from_json(texts.back()).status().with_context(path));
+  }
+  return texts.size() == 1 ? std::move(texts[0]) : concat("[", join(texts, ","), "]");
 }
 
 Status begin_report(const std::string& path) {
@@ -47,8 +51,8 @@ Result<UpdateInputs> read_inputs(const UpdateCommand& command) {
   CKPT_RETURN_IF_ERROR(memory_fraction(inputs.server).status());
   CKPT_RETURN_IF_ERROR(memory_request(inputs.server, DeviceKind::kHost).status());
   CKPT_ASSIGN_OR_RETURN(inputs.api_key, read_secret_file(command.api_key_file));
-  if (!command.load_metas_file.empty()) {
-    CKPT_ASSIGN_OR_RETURN(inputs.metas, read_metas(command.load_metas_file));
+  if (!command.load_metas_files.empty()) {
+    CKPT_ASSIGN_OR_RETURN(inputs.metas, read_metas(command.load_metas_files));
   }
   inputs.writes_report = place.rank == 0 && !command.report_file.empty();
   if (inputs.writes_report) {

@@ -15,7 +15,7 @@ struct UpdateInputs {
   ParameterServerOptions server;
   UpdateSettings settings;
   std::string api_key;  ///< of the engines; may be empty
-  std::string metas;    ///< JSON of --load-metas-file; empty without
+  std::string metas;    ///< JSON of all --load-metas-file; empty without
   bool writes_report = false;
 };
 

@@ -48,7 +48,7 @@ Result<int> resolve_instance_size(const UpdateCommand& command, int world_size,
 
 Status check_instances(const UpdateSettings& settings, const UpdateCommand& command,
                        int world_size) {
-  const bool all_ranks = command.update_method != "p2p" || !command.load_metas_file.empty();
+  const bool all_ranks = command.update_method != "p2p" || !command.load_metas_files.empty();
   if (all_ranks && world_size % settings.instance_size != 0) {
     return invalid_argument(concat(world_size, " ranks cannot be cut into instances of ",
                                    settings.instance_size, " (--inference-parallel-size)"));
@@ -65,7 +65,7 @@ Status check_instances(const UpdateSettings& settings, const UpdateCommand& comm
 
 std::vector<std::vector<int>> resolve_updates(const UpdateCommand& command, int instance_size) {
   // Whoever loads metas owns nothing: all its ranks are there to be filled.
-  if (!command.load_metas_file.empty()) return {{}};
+  if (!command.load_metas_files.empty()) return {{}};
   std::vector<int> first_instance(static_cast<std::size_t>(instance_size));
   std::iota(first_instance.begin(), first_instance.end(), 0);
   if (command.update_method == "p2p") return {first_instance};
@@ -76,16 +76,16 @@ std::vector<std::vector<int>> resolve_updates(const UpdateCommand& command, int 
 }  // namespace
 
 Status check_command(const UpdateCommand& command) {
-  if (command.checkpoint_path.empty() == command.load_metas_file.empty()) {
+  if (command.checkpoint_path.empty() == command.load_metas_files.empty()) {
     return invalid_argument(
         "give either --checkpoint-path (what to register) or --load-metas-file (whose owners to "
         "read)");
   }
-  if (command.fan_out && command.load_metas_file.empty()) {
+  if (command.fan_out && command.load_metas_files.empty()) {
     return invalid_argument(
         "--fan-out needs --load-metas-file: a job that registers can be read as it is");
   }
-  if (!command.load_metas_file.empty() && !command.save_metas_file.empty() && !command.fan_out) {
+  if (!command.load_metas_files.empty() && !command.save_metas_file.empty() && !command.fan_out) {
     return invalid_argument(
         "--save-metas-file is for the job that registers; who loads metas has none of its own, "
         "unless it keeps what arrives (--fan-out)");

@@ -85,7 +85,7 @@ TEST_F(UpdateSettingsTest, MethodsChooseTheRecipients) {
   EXPECT_THAT(resolve(4).updates, ElementsAre(IsEmpty(), ElementsAre(0, 1)));
   command_.update_method = "broadcast";
   command_.checkpoint_path.clear();
-  command_.load_metas_file = "m";
+  command_.load_metas_files = {"m"};
   EXPECT_THAT(resolve(2).updates, ElementsAre(IsEmpty()));
   command_.update_method = "p2p";
   EXPECT_THAT(resolve(4).updates, ElementsAre(IsEmpty())) << "all of the job that loads them";
@@ -114,7 +114,7 @@ TEST_F(UpdateSettingsTest, ContradictionsAreRefusedBeforeAnythingStarts) {
   command_.rendezvous = "a:1";
   EXPECT_FALSE(check_command(command_).is_ok());
   command_.rendezvous.clear();
-  command_.load_metas_file = "m";
+  command_.load_metas_files = {"m"};
   EXPECT_FALSE(check_command(command_).is_ok());
   command_.checkpoint_path.clear();
   EXPECT_TRUE(check_command(command_).is_ok());

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "parameter_server/field_pool_metas.h"
+#include "parameter_server/foreign_places.h"
 #include "transport/lease.h"
 
 namespace ckpt {
@@ -39,8 +40,8 @@ Result<std::shared_ptr<const Catalog>> build(std::shared_ptr<const Metas> metas)
 
 }  // namespace
 
-Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& metas,
-                                                                 int world_size) {
+Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& metas, int world_size,
+                                                                 std::string_view transport_kind) {
   auto shifted = std::make_shared<Metas>();
   shifted->checkpoint_name = metas.checkpoint_name;
   const std::shared_ptr<const Layout> nothing = empty_layout();
@@ -56,7 +57,14 @@ Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& me
     shifted->ranks.push_back(owner);
     shifted->ranks.back().instance.rank += world_size;
   }
-  return build(std::move(shifted));
+  shifted->first_ranks = metas.first_ranks;
+  for (int& rank : shifted->first_ranks) rank += world_size;
+  CKPT_ASSIGN_OR_RETURN(auto catalog, build(std::move(shifted)));
+  for (int rank = world_size; rank < catalog->world_size(); ++rank) {
+    CKPT_RETURN_IF_ERROR(check_places(catalog->metas().ranks[static_cast<std::size_t>(rank)],
+                                      transport_kind, foreign_label(*catalog, rank, world_size)));
+  }
+  return catalog;
 }
 
 Status no_transport(int rank) {
@@ -67,8 +75,13 @@ Status no_transport(int rank) {
 
 std::string foreign_label(const Catalog& catalog, int rank, int world_size) {
   const std::string& address = instance_of(catalog, rank).network.address;
-  return concat("rank ", rank - world_size, address.empty() ? "" : concat(" (", address, ")"),
-                " of the loaded metas");
+  const std::vector<int>& parts = catalog.metas().first_ranks;
+  const auto part = std::ranges::upper_bound(parts, rank);
+  const int first = part == parts.begin() ? world_size : *(part - 1);
+  const std::string which =
+      parts.size() < 2 ? std::string() : concat("; file ", part - parts.begin());
+  return concat("rank ", rank - first, address.empty() ? "" : concat(" (", address, ")"),
+                " of the loaded metas", which);
 }
 
 std::vector<LostOwner> ask_owners(Transport& transport, const Catalog& catalog,

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/abort_signal.h"
@@ -16,14 +17,16 @@
 
 namespace ckpt {
 
-/// Rank r of `metas` becomes rank world_size + r. kInvalidArgument as Catalog::build.
-Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& metas,
-                                                                 int world_size);
+/// Rank r of `metas` becomes rank world_size + r. kInvalidArgument as Catalog::build and
+/// check_places (foreign_places.h), for owners that are to be read by `transport_kind`.
+Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& metas, int world_size,
+                                                                 std::string_view transport_kind);
 
 /// Of a rank that would have to read from others.
 Status no_transport(int rank);
 
-/// "rank 1 (10.0.0.7) of the loaded metas": `rank` counts in the catalog.
+/// "rank 1 (10.0.0.7) of the loaded metas", or "... of the loaded metas; file 2" where several
+/// were joined: `rank` counts in the catalog.
 std::string foreign_label(const Catalog& catalog, int rank, int world_size);
 
 /// Asks those owners all at once whether they live and still hold what the metas say; those that

@@ -7,6 +7,7 @@
 #include "base/strings.h"
 #include "parameter_server/field_metas_json.h"
 #include "parameter_server/hex_text.h"
+#include "parameter_server/joined_metas.h"
 
 namespace ckpt {
 namespace {
@@ -236,10 +237,9 @@ std::string metas_to_json(const Metas& metas) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-Result<Metas> metas_from_json(std::string_view text) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return invalid_argument("metas: not valid JSON");
-  if (json.is_object() && !json.contains("format")) return metas_from_field_json(text);
+namespace {
+
+Result<Metas> metas_of_job(const Json& json) {
   const Fields fields(json, "");
   const auto format = fields.text("format");
   if (!format || *format != kFormat) return fields.wrong("format", quoted(kFormat));
@@ -262,6 +262,28 @@ Result<Metas> metas_from_json(std::string_view text) {
                           rank_from_json((*rank_list)[i], static_cast<int>(i), layouts));
   }
   return metas;
+}
+
+Result<Metas> metas_of_jobs(const Json& list) {
+  std::vector<Metas> parts;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const Json& part = list[i];
+    const bool of_field = part.is_object() && !part.contains("format");
+    auto metas = of_field ? metas_from_field_json(part.dump()) : metas_of_job(part);
+    if (!metas) return metas.status().with_context(concat("metas ", i + 1, " of ", list.size()));
+    parts.push_back(std::move(*metas));
+  }
+  return join_metas(std::move(parts));
+}
+
+}  // namespace
+
+Result<Metas> metas_from_json(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return invalid_argument("metas: not valid JSON");
+  if (json.is_array()) return metas_of_jobs(json);
+  if (json.is_object() && !json.contains("format")) return metas_from_field_json(text);
+  return metas_of_job(json);
 }
 
 }  // namespace ckpt

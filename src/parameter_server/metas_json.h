@@ -27,7 +27,8 @@ namespace ckpt {
 /// Only for metas that Catalog::build accepts.
 std::string metas_to_json(const Metas& metas);
 
-/// Unknown fields are ignored, and transport_descriptor and those behind it may be absent. An
+/// A list of such objects is the metas of several jobs, joined (joined_metas.h). Unknown fields are
+/// ignored, and transport_descriptor and those behind it may be absent. An
 /// object without "format" is read in the form of field_metas_json.h. kInvalidArgument names the
 /// field that is missing or wrong; kUnsupported for a later version.
 Result<Metas> metas_from_json(std::string_view text);

@@ -27,16 +27,20 @@ const RemoteMemory::Piece* piece_with(const RemoteMemory& pool, std::uint64_t re
   return at == pool.pieces.end() ? nullptr : &*at;
 }
 
-/// [offset, offset + bytes) of the pool, cut at the borders of its regions.
-void append_reads(const RemoteMemory& pool, std::uint64_t offset, std::uint64_t bytes,
+/// [offset, offset + bytes) of the pool, cut at the borders of its regions; false when they do not
+/// hold it all.
+bool append_reads(const RemoteMemory& pool, std::uint64_t offset, std::uint64_t bytes,
                   std::byte* destination, std::vector<ReadRange>& out) {
+  std::uint64_t found = 0;
   for (const RemoteMemory::Piece& piece : pool.pieces) {
     const std::uint64_t begin = std::max(offset, piece.offset);
     const std::uint64_t end = std::min(offset + bytes, piece.offset + piece.bytes);
     if (begin >= end) continue;
     out.push_back(
         {piece.region, begin - piece.offset, destination + (begin - offset), end - begin});
+    found += end - begin;
   }
+  return found == bytes;
 }
 
 }  // namespace
@@ -208,8 +212,12 @@ Result<std::vector<ReplicaReads::Piece>> ReplicaReads::elsewhere(
                                   quoted(catalog_.tensors()[tensor].info->name), " from"));
       }
       Piece& other = pieces.try_emplace(copy->rank, Piece{copy->rank, {}}).first->second;
-      append_reads(pools_.at(copy->rank), copy->offset + (from - place), to - from,
-                   static_cast<std::byte*>(range.destination) + (from - begin), other.ranges);
+      if (!append_reads(pools_.at(copy->rank), copy->offset + (from - place), to - from,
+                        static_cast<std::byte*>(range.destination) + (from - begin),
+                        other.ranges)) {
+        return internal_error(concat("tensor ", quoted(catalog_.tensors()[tensor].info->name),
+                                     " lies in no region of its stand-in, rank ", copy->rank));
+      }
     }
   }
   std::vector<Piece> out;

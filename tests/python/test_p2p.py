@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from conftest import report_of, run, start, wait_for
+from conftest import free_port, report_of, run, start, wait_for
 
 
 class Owners:
@@ -64,6 +64,7 @@ def owners(tmp_path, receivers):
 
 
 def fill_arguments(metas, socket, *more, nproc=2):
+    """`metas`: one file, or several with commas between them."""
     return ("update", "--nproc", nproc, "--device", "host", "--load-metas-file", metas, "--engine", "vllm", "--uds", socket,
             "--timeout", 60, *more)
 
@@ -198,10 +199,10 @@ class Gate:
             pass  # the other side has ended
 
 
-def filling(running, engine, job):
+def filling(metas, engine, job):
     """A job that reads, and cannot end before the gate is opened: its ring is far smaller than the checkpoint."""
     gate = Gate(engine)
-    process = start(*fill_arguments(running.metas, gate.socket, "--job", job, "--ring-size", "2MiB", "--chunk-size", "1MiB"))
+    process = start(*fill_arguments(metas, gate.socket, "--job", job, "--ring-size", "2MiB", "--chunk-size", "1MiB"))
     wait_for(lambda: gate.called.is_set() or process.poll() is not None, what="the call of the engine", seconds=60)
     assert process.poll() is None, process.communicate()[0]
     return process, gate
@@ -212,7 +213,7 @@ def test_an_owner_that_dies_in_the_middle_is_named_and_the_next_update_works(tmp
     running = owners(large_checkpoint)
     victim = running.rank_pids()[1]
     engine = receivers("--expect", large_checkpoint, workers=2)
-    process, gate = filling(running, engine, tmp_path.name)
+    process, gate = filling(running.metas, engine, tmp_path.name)
     os.kill(victim, how)
     gate.opened.set()
     output, _ = process.communicate(timeout=30)  # six seconds, and some for slow machines
@@ -224,10 +225,49 @@ def test_an_owner_that_dies_in_the_middle_is_named_and_the_next_update_works(tmp
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_jobs_that_hold_the_same_stand_in_for_each_other(tmp_path, large_checkpoint, owners, receivers):
+    jobs = [owners(large_checkpoint, "--job", f"{tmp_path.name}-{i}", nproc=i + 1) for i in range(2)]
+    both = ",".join(str(job.metas) for job in jobs)
+    engine = receivers("--expect", large_checkpoint, workers=2)
+    process, gate = filling(both, engine, tmp_path.name)
+    for pid in jobs[1].rank_pids():
+        os.kill(pid, signal.SIGKILL)
+    gate.opened.set()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    # The next one is told so before it begins; without the other job there is nobody left.
+    done = run(*fill_arguments(both, engine.socket))
+    output = done.stdout + done.stderr
+    assert done.returncode == 0 and "of the loaded metas; file 2" in output, output
+    jobs[0].stop(signal.SIGKILL)
+    done = run(*fill_arguments(both, engine.socket))
+    assert done.returncode == 1 and "nobody is left" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_an_rdma_filter_that_matches_nothing_leaves_a_broadcast_over_hosts(tmp_path, checkpoint, owners, receivers):
+    filtered = {"PS_P2P_STORE_RDMA_DEVICES": "mlx5_77"}
+    port = free_port()
+    engines = [receivers("--expect", checkpoint, "--exit-after", 1, workers=1) for _ in range(2)]
+    ranks = [start("update", "--device", "host", "--checkpoint-path", checkpoint, "--engine", "vllm", "--uds", engine.socket,
+                   "--inference-parallel-size", 1, "--job", tmp_path.name, "--timeout", 60,
+                   env={**filtered, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                        "PS_HOST_ID": f"host{rank}"})
+             for rank, engine in enumerate(engines)]
+    for rank in ranks:
+        output, _ = rank.communicate(timeout=90)
+        assert rank.returncode == 0 and "mlx5_77" in output, output
+    for engine in engines:
+        assert engine.finish()[0] == 0
+    running = owners(checkpoint, nproc=1)
+    engine = receivers(workers=1)
+    done = run(*fill_arguments(running.metas, engine.socket, nproc=1), env=filtered)
+    assert done.returncode == 1 and "mlx5_77" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
 def test_an_owner_that_is_told_to_end_lets_its_readers_finish(tmp_path, checkpoint, owners, receivers):
     running = owners(checkpoint)
     engine = receivers("--expect", checkpoint, "--exit-after", 1, workers=2)
-    process, gate = filling(running, engine, tmp_path.name)
+    process, gate = filling(running.metas, engine, tmp_path.name)
     running.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)  # an owner that does not wait is gone by then; one that does waits five seconds
     gate.opened.set()

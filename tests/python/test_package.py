@@ -223,11 +223,16 @@ def test_metas_can_be_pickled_and_loaded(server):
     for again in (metas.exported, dict(metas), json.loads(json.dumps(metas, default=vars))):
         server.load_metas(again)
         assert server.export_metas() == metas.exported
+    for again in ([metas.exported], [dict(metas), metas]):
+        server.load_metas(again)
+        assert sum(len(entry.memory_buffer_metas_list[0].metas) for entry in server.get_metas().values()) == len(expected)
     metas[0].p2p_store_addr = "10.0.0.7:12345"
     with pytest.raises(checkpoint_engine.CheckpointEngineError, match="Mooncake"):
         server.load_metas(dict(metas))
     with pytest.raises(ValueError, match="metas"):
         server.load_metas({})
+    with pytest.raises(ValueError, match="metas"):
+        server.load_metas([])
 
 
 def test_the_shared_pool_and_force(server):

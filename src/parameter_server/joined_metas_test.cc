@@ -1,0 +1,105 @@
+#include "parameter_server/joined_metas.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/strings.h"
+#include "parameter_server/foreign_owners.h"
+#include "parameter_server/metas_json.h"
+#include "transport/descriptor.h"
+
+namespace ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// Ranks with a tensor each, in the memory of the transports that are named.
+Metas job(std::vector<std::string> instances, std::uint64_t epoch = 1, std::uint64_t digest = 9) {
+  Metas metas;
+  metas.checkpoint_name = "c";
+  for (std::string& instance : instances) {
+    const int number = static_cast<int>(metas.ranks.size());
+    RankMetas& rank = metas.ranks.emplace_back();
+    rank.layout = std::make_shared<const Layout>(
+        Layout::make({*make_tensor_info(concat("t", number), DType::kU8, {64})}));
+    rank.instance.rank = number;
+    rank.instance.layout_hash = rank.layout->hash;
+    rank.instance.epoch = epoch;
+    rank.instance.digest_algorithm = 1;
+    rank.instance.offsets = {0};
+    rank.instance.digests = {digest};
+    rank.instance.network.address = concat("10.0.0.", instance);
+    rank.instance.pool_regions = {{0, 64, 1}};
+    rank.instance.transport_descriptor =
+        encode_descriptor({"ucx", std::move(instance), 0, "", {}, {{1, 64}}});
+  }
+  return metas;
+}
+
+TEST(JoinedMetas, JobsStandInForEachOther) {
+  const auto joined = join_metas({job({"1", "2"}), job({"3", "4", "5"})});
+  ASSERT_TRUE(joined.is_ok()) << joined.status().to_string();
+  EXPECT_EQ(joined->ranks.size(), 5u);
+  EXPECT_THAT(joined->first_ranks, ElementsAre(0, 2));
+  const auto catalog = catalog_of_foreign_owners(*joined, 3, "ucx");
+  ASSERT_TRUE(catalog.is_ok()) << catalog.status().to_string();
+  ASSERT_EQ((*catalog)->tensors().size(), 3u);
+  EXPECT_EQ((*catalog)->tensors()[0].replica_count, 2u);
+  EXPECT_EQ((*catalog)->tensors()[2].replica_count, 1u);
+  EXPECT_EQ(foreign_label(**catalog, 4, 3), "rank 1 (10.0.0.2) of the loaded metas; file 1");
+  EXPECT_EQ(foreign_label(**catalog, 5, 3), "rank 0 (10.0.0.3) of the loaded metas; file 2");
+}
+
+TEST(JoinedMetas, OneJobAloneIsAsItWas) {
+  const auto joined = join_metas({job({"1", "2"})});
+  ASSERT_TRUE(joined.is_ok());
+  const auto catalog = catalog_of_foreign_owners(*joined, 1, "ucx");
+  ASSERT_TRUE(catalog.is_ok());
+  EXPECT_EQ(foreign_label(**catalog, 2, 1), "rank 1 (10.0.0.2) of the loaded metas");
+}
+
+TEST(JoinedMetas, TheSameOwnerIsTakenOnceAsItIsNow) {
+  const auto twice = join_metas({job({"1", "2"}), job({"1", "2"})});
+  ASSERT_TRUE(twice.is_ok());
+  const auto catalog = catalog_of_foreign_owners(*twice, 1, "ucx");
+  ASSERT_TRUE(catalog.is_ok()) << catalog.status().to_string();
+  for (const CatalogTensor& tensor : (*catalog)->tensors()) EXPECT_EQ(tensor.replica_count, 1u);
+  // Registered anew with other bytes meanwhile: in either order the later metas count.
+  for (const bool later_first : {false, true}) {
+    std::vector<Metas> parts = {job({"1"}, 4, 9), job({"1"}, 5, 10)};
+    if (later_first) std::swap(parts[0], parts[1]);
+    const auto anew = join_metas(std::move(parts));
+    ASSERT_TRUE(anew.is_ok());
+    const auto now = catalog_of_foreign_owners(*anew, 1, "ucx");
+    ASSERT_TRUE(now.is_ok()) << now.status().to_string();
+    ASSERT_EQ((*now)->tensors().size(), 1u);
+    EXPECT_EQ((*now)->tensors()[0].digest, 10u);
+  }
+}
+
+TEST(JoinedMetas, JobsThatHoldSomethingElseAreRefused) {
+  Metas other = job({"3"});
+  other.checkpoint_name = "d";
+  EXPECT_THAT(join_metas({job({"1"}), other}).status().message(),
+              AllOf(HasSubstr("\"c\""), HasSubstr("\"d\"")));
+  EXPECT_FALSE(join_metas({}).is_ok());
+  const auto unequal = join_metas({job({"1"}, 1, 9), job({"2"}, 1, 10)});
+  ASSERT_TRUE(unequal.is_ok());
+  EXPECT_EQ(catalog_of_foreign_owners(*unequal, 1, "ucx").status().code(), StatusCode::kDataLoss);
+}
+
+TEST(JoinedMetas, AsAListOfJson) {
+  const std::string one = metas_to_json(job({"1", "2"})), other = metas_to_json(job({"3", "4"}));
+  const auto joined = metas_from_json(concat("[", one, ",", other, "]"));
+  ASSERT_TRUE(joined.is_ok()) << joined.status().to_string();
+  EXPECT_THAT(joined->first_ranks, ElementsAre(0, 2));
+  EXPECT_EQ(metas_from_json(concat("[", one, "]"))->ranks.size(), 2u);
+  EXPECT_FALSE(metas_from_json("[]").is_ok());
+  EXPECT_THAT(metas_from_json(concat("[", one, ",{\"format\":1}]")).status().message(),
+              HasSubstr("metas 2 of 2"));
+}
+
+}  // namespace
+}  // namespace ckpt

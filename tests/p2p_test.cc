@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -169,6 +170,125 @@ TEST(FromAnotherJob, AJobThatHasEndedIsRefusedByName) {
   expect_ok(load_metas(fresh, metas_of(other)));
   expect_ok(update(fresh, "c", engines));
   expect_whole(engines, checkpoint);
+}
+
+std::string metas_of_both(Job& one, Job& other) {
+  return concat("[", metas_of(one), ",", metas_of(other), "]");
+}
+
+TEST(FromSeveralJobs, TheyShareTheWork) {
+  const Checkpoint checkpoint = large_model();
+  Job one({.ranks = 1}), other({.ranks = 2});
+  ASSERT_TRUE(one.load("c", checkpoint).is_ok());
+  ASSERT_TRUE(other.load("c", checkpoint).is_ok());
+  Job fresh({.ranks = 2, .host_ids = {"x", "y"}});
+  expect_ok(load_metas(fresh, metas_of_both(one, other)));
+  auto engines = one_engine(2);
+  expect_ok(update(fresh, "c", engines));
+  expect_whole(engines, checkpoint);
+  // What was loaded can be handed on.
+  Job next({.ranks = 1});
+  expect_ok(load_metas(next, metas_of(fresh)));
+  auto others = one_engine(1);
+  expect_ok(update(next, "c", others));
+  expect_whole(others, checkpoint);
+}
+
+TEST(FromSeveralJobs, OneStandsInForAnotherThatGoesInTheMiddle) {
+  const Checkpoint checkpoint = large_model();
+  const auto impatient = [](ParameterServerOptions& options) {
+    options.reader_patience_seconds = 0.01;
+  };
+  Job one({.ranks = 1});
+  auto other = std::make_unique<Job>(JobOptions{.ranks = 2, .adjust = impatient});
+  ASSERT_TRUE(one.load("c", checkpoint).is_ok());
+  ASSERT_TRUE(other->load("c", checkpoint).is_ok());
+  Job fresh({.ranks = 1});
+  expect_ok(load_metas(fresh, metas_of_both(one, *other)));
+  auto engines = one_engine(1);
+  auto prepared = fresh.server(0).prepare("c", {});
+  ASSERT_TRUE(prepared.is_ok()) << prepared.status().to_string();
+  other.reset();
+  const auto report = fresh.server(0).commit(std::move(*prepared), fresh.call(engines));
+  ASSERT_TRUE(report.is_ok()) << report.status().to_string();
+  expect_whole(engines, checkpoint);
+  // And for the next one, where it is known from the start.
+  auto others = one_engine(1);
+  expect_ok(update(fresh, "c", others));
+  expect_whole(others, checkpoint);
+}
+
+TEST(FromSeveralJobs, ThatHoldSomethingElseAreRefused) {
+  Job one({.ranks = 1}), other({.ranks = 1});
+  ASSERT_TRUE(one.load("c", small_model(1, 1)).is_ok());
+  ASSERT_TRUE(other.load("c", small_model(1, 2)).is_ok());
+  Job fresh({.ranks = 1});
+  for (const Status& status : load_metas(fresh, metas_of_both(one, other))) {
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.to_string();
+  }
+}
+
+TEST(FromAnotherJob, PlacesThatNobodyHasRegisteredAreRefusedOnLoad) {
+  Job running({.ranks = 1});
+  ASSERT_TRUE(running.load("c", small_model(2, 65)).is_ok());
+  std::string metas = metas_of(running);
+  const std::size_t at = metas.find("\"offsets\":[0");
+  ASSERT_NE(at, metas.npos);
+  metas.replace(at, 12, "\"offsets\":[1000000000000");
+  Job fresh({.ranks = 1});
+  for (const Status& status : load_metas(fresh, metas)) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("rank 0"));
+    EXPECT_THAT(status.message(), HasSubstr("in no registered region"));
+  }
+}
+
+// Its own job's barrier does not wait for an owner that does not call.
+TEST(WithinOneJob, AnOwnerThatTakesNoPartWaitsForItsReaders) {
+  const Checkpoint checkpoint = large_model();
+  Job job({.ranks = 2, .host_ids = {"a", "b"}});
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  UpdateOptions options;
+  options.recipients = {1};
+  options.all_ranks_call = false;
+  auto engines = one_engine(1);
+  auto prepared = job.server(1).prepare("c", options);
+  ASSERT_TRUE(prepared.is_ok()) << prepared.status().to_string();
+  std::atomic<bool> gone{false};
+  Status unregistered;
+  std::thread owner([&] {
+    unregistered = job.server(0).unregister_checkpoint("c");
+    gone = true;
+  });
+  const auto call = job.call(engines);
+  const auto report = job.server(1).commit(
+      std::move(*prepared),
+      [&](const std::vector<WorkerAddress>& all, EngineCallContext& context) -> Status {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        EXPECT_FALSE(gone) << "freed in the middle of an update";
+        return call(all, context);
+      });
+  owner.join();
+  EXPECT_TRUE(report.is_ok()) << report.status().to_string();
+  EXPECT_TRUE(unregistered.is_ok()) << unregistered.to_string();
+  expect_whole(engines, checkpoint);
+}
+
+TEST(WithinOneJob, AWrongRdmaFilterIsAnErrorOfP2POnly) {
+  const Checkpoint checkpoint = small_model(2, 78);
+  ::setenv("PS_P2P_STORE_RDMA_DEVICES", "mlx5_77", 1);
+  Job job({.ranks = 2, .host_ids = {"a", "b"}});
+  ::unsetenv("PS_P2P_STORE_RDMA_DEVICES");
+  ASSERT_TRUE(job.load("c", checkpoint).is_ok());
+  auto engines = one_engine(2);
+  expect_ok(update(job, "c", engines));
+  expect_whole(engines, checkpoint);
+  UpdateOptions options;
+  options.recipients = {1};
+  auto others = one_engine(1);
+  expect_refused(update(job, "c", others, options), "mlx5_77");
+  EXPECT_TRUE(others[0].loaders[0].memory.empty()) << "no engine was touched";
+  expect_ok(update(job, "c", engines));
 }
 
 TEST(FromAnotherJob, MetasOfAnEarlierRegistrationAreRefused) {

@@ -141,7 +141,8 @@ struct UpdateOptions {
   bool engine_answer_means_done = false;
   /// True: every rank of the job calls update(), also those that are no recipients; they wait for
   /// the end and share the outcome. False: only recipients call; the memory of the others is read
-  /// without their doing.
+  /// without their doing. unregister_checkpoint there waits for these readers as for those of other
+  /// jobs.
   bool all_ranks_call = true;
   /// Bytes that have arrived and been loaded at this rank's worker so far, of the total. On a
   /// thread of the update.
@@ -216,7 +217,9 @@ class ParameterServer {
   /// The gathered metas as JSON with a version; kFailedPrecondition before gather_metas.
   virtual Result<std::string> export_metas() const = 0;
   /// Takes metas that another job has exported: updates then read out of the memory of its ranks,
-  /// which must still run and hold the checkpoint. All ranks of this job load the same text.
+  /// which must still run and hold the checkpoint. A JSON list of such metas is that of several
+  /// jobs that hold the same checkpoint: they share the work, and stand in for each other. All
+  /// ranks of this job load the same text.
   virtual Status load_metas(const std::string& json) = 0;
   /// Collective, after load_metas: the ranks keep in host memory what updates bring of the loaded
   /// checkpoint, a share each, and offer it to other jobs, from now on and while it is still

@@ -45,7 +45,8 @@ Result<Peer*> PeerMemories::connect_to(const PassSetup& setup, std::string label
   return peers_.back().get();
 }
 
-Status PeerMemories::connect_pool(const PassSetup& setup, int rank, std::vector<Door>& doors) {
+Status PeerMemories::connect_pool(const PassSetup& setup, int rank, bool takes_part,
+                                  std::vector<Door>& doors) {
   const InstanceData& owner = setup.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance;
   const bool foreign = rank >= setup.world_size;
   RemoteMemory& memory = pools_[rank];
@@ -57,8 +58,10 @@ Status PeerMemories::connect_pool(const PassSetup& setup, int rank, std::vector<
   for (const PoolRegion& region : owner.pool_regions) {
     memory.pieces.push_back({region.pool_offset, region.bytes, region.region});
   }
-  if (foreign && owner.door_region != kNoDoor)
+  // Who takes part keeps its memory until the barrier at the end. Nobody else hears of the update.
+  if (!takes_part && owner.door_region != kNoDoor) {
     doors.push_back({memory.peer, owner.door_region, owner.epoch});
+  }
   return Status();
 }
 
@@ -149,10 +152,11 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
   const std::set<int> copies = foreign_copies(*plan.catalog, setup.world_size, pool_ranks);
   pool_ranks.insert(copies.begin(), copies.end());
   std::vector<Door> doors;
-  std::vector<int> foreign_ranks;  // one for each door
+  std::vector<int> lenders;  // one for each door
   for (const int rank : pool_ranks) {
-    CKPT_RETURN_IF_ERROR(memories.connect_pool(setup, rank, doors));
-    if (doors.size() > foreign_ranks.size()) foreign_ranks.push_back(rank);
+    const bool takes_part = std::ranges::binary_search(recipients, rank);
+    CKPT_RETURN_IF_ERROR(memories.connect_pool(setup, rank, takes_part, doors));
+    if (doors.size() > lenders.size()) lenders.push_back(rank);
   }
   for (const int rank : ring_ranks) {
     const auto at = std::ranges::lower_bound(recipients, rank) - recipients.begin();
@@ -160,9 +164,9 @@ Result<PeerMemories> PeerMemories::connect(const PassSetup& setup, const CachedP
         memories.connect_ring(setup, rank, ready[static_cast<std::size_t>(at)], plan.plan.options));
   }
   if (doors.empty()) return memories;
-  CKPT_RETURN_IF_ERROR(memories.follow_owners(setup, doors, foreign_ranks));
+  CKPT_RETURN_IF_ERROR(memories.follow_owners(setup, doors, lenders));
   if (!copies.empty()) memories.read_replicas(setup, *plan.catalog);
-  CKPT_RETURN_IF_ERROR(memories.take_leases(setup, doors, foreign_ranks));
+  CKPT_RETURN_IF_ERROR(memories.take_leases(setup, doors, lenders));
   return memories;
 }
 

@@ -17,11 +17,12 @@
 
 namespace ckpt {
 
-/// Connections, and leases on the pools of another job, last as long as it does. One thread.
+/// Connections, and leases on pools of ranks that take no part in the pass (those of other jobs
+/// among them), last as long as it does. One thread.
 class PeerMemories {
  public:
   /// Everything that the schedule of this rank reads from or tells something. `ready[i]` is what
-  /// `recipients[i]` told. Leases are held on return: an owner of another job that does not answer
+  /// `recipients[i]` told. Leases are held on return: an owner that should and does not answer
   /// is an error that names it, unless others hold all that it gave.
   static Result<PeerMemories> connect(const PassSetup& setup, const CachedPlan& plan,
                                       const std::vector<int>& recipients,
@@ -36,7 +37,7 @@ class PeerMemories {
  private:
   Result<Peer*> connect_to(const PassSetup& setup, std::string label,
                            std::span<const std::byte> descriptor);
-  Status connect_pool(const PassSetup& setup, int rank, std::vector<Door>& doors);
+  Status connect_pool(const PassSetup& setup, int rank, bool takes_part, std::vector<Door>& doors);
   void read_replicas(const PassSetup& setup, const Catalog& catalog);
   Status follow_owners(const PassSetup& setup, const std::vector<Door>& doors,
                        const std::vector<int>& ranks);

@@ -160,7 +160,10 @@ TEST(FromAnotherJob, AJobThatHasEndedIsRefusedByName) {
   Job fresh({.ranks = 2});
   expect_ok(load_metas(fresh, metas));
   auto engines = one_engine(2);
-  expect_refused(update(fresh, "c", engines), "of the loaded metas");
+  const auto refused = update(fresh, "c", engines);
+  expect_refused(refused, "of the loaded metas");
+  // Its host says so at once: the time for owners that say nothing is a deadline exceeded.
+  EXPECT_EQ(refused[0].code(), StatusCode::kPeerLost);
   EXPECT_TRUE(engines[0].loaders[0].memory.empty()) << "no engine was touched";
 
   // The next one works, from a job that lives.

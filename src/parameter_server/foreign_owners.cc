@@ -1,6 +1,7 @@
 #include "parameter_server/foreign_owners.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/log.h"
@@ -112,10 +113,16 @@ std::vector<LostOwner> ask_owners(Transport& transport, const Catalog& catalog,
     peers.push_back(std::move(*peer));
     asked.push_back(rank);
   }
+  const auto begin = Deadline::Clock::now();
   const auto outcomes =
       knock(transport, doors, deadline.earlier(Deadline::after(kAnswerPatience)), &abort);
   for (std::size_t i = 0; i < outcomes.size(); ++i) {
     if (!outcomes[i].is_ok()) lost.push_back({asked[i], outcomes[i]});
+  }
+  if (!lost.empty()) {
+    const std::chrono::duration<double> asking = Deadline::Clock::now() - begin;
+    log_info(lost.size(), " of ", owners.size(),
+             " owners of other jobs cannot be read; known after ", asking.count(), " s");
   }
   return lost;
 }

@@ -9,6 +9,9 @@
 namespace ckpt {
 namespace {
 
+/// The algorithm of metas that have no digests, and are loaded without a check.
+constexpr std::uint32_t kNoDigests = 0;
+
 // The rank's own data fits its layout and says where every byte lies.
 Status check_rank(const Metas& metas, std::size_t rank) {
   const auto& [layout, instance] = metas.ranks[rank];
@@ -31,10 +34,15 @@ Status check_rank(const Metas& metas, std::size_t rank) {
                   instance.digests.size(), " digests");
   }
   // Digests that this program cannot compute would look like damaged tensors.
-  if (count > 0 && instance.digest_algorithm != kDigestAlgorithm) {
+  if (count > 0 && instance.digest_algorithm != kDigestAlgorithm &&
+      instance.digest_algorithm != kNoDigests) {
     return refuse("computes digests by algorithm ", instance.digest_algorithm,
                   ", this program by algorithm ", kDigestAlgorithm,
                   ": run the same version on both sides");
+  }
+  if (instance.digest_algorithm != metas.ranks[0].instance.digest_algorithm) {
+    return refuse("computes digests by algorithm ", instance.digest_algorithm, ", rank 0 by ",
+                  metas.ranks[0].instance.digest_algorithm, ": run the same version on all ranks");
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (instance.offsets[i] + layout->tensors[i].bytes < instance.offsets[i]) {

@@ -154,7 +154,7 @@ Status CheckpointRegistry::load_metas(const std::string& json) {
         "of this engine");
   }
   auto loaded = std::make_shared<const Metas>(std::move(metas));
-  const std::string_view kind = job_.transport() ? job_.transport()->name() : std::string_view();
+  const std::string_view kind = transport ? transport->name() : std::string_view();
   CKPT_ASSIGN_OR_RETURN(catalog_, catalog_of_foreign_owners(*loaded, job_.world_size(), kind));
   loaded_ = std::move(loaded);
   offered_.reset();

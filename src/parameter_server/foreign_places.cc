@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/strings.h"
+#include "parameter_server/field_pool_metas.h"
 #include "transport/descriptor.h"
 
 namespace ckpt {
@@ -37,7 +38,7 @@ Status check_regions(const InstanceData& data, const Descriptor& descriptor) {
   }
   const auto door =
       std::ranges::find(descriptor.regions, data.door_region, &Descriptor::Region::id);
-  if (data.door_region != 0 && door == descriptor.regions.end()) {
+  if (data.door_region != 0 && data.door_region != kNoDoor && door == descriptor.regions.end()) {
     return invalid_argument(
         concat("its door, region ", data.door_region, ", is not in its transport descriptor"));
   }

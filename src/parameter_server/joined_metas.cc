@@ -3,15 +3,16 @@
 #include <map>
 #include <utility>
 
-#include "base/log.h"
 #include "base/strings.h"
+#include "parameter_server/field_pool_metas.h"
 #include "transport/descriptor.h"
 
 namespace ckpt {
 namespace {
 
-/// The random name of the owner's transport; empty where nobody can read it.
+/// The random name of the owner's transport; empty where it has none of its own.
 std::string instance_of(const RankMetas& rank) {
+  if (rank.instance.door_region == kNoDoor) return {};
   const auto descriptor = decode_descriptor(rank.instance.transport_descriptor, {});
   return descriptor ? descriptor->instance : std::string();
 }

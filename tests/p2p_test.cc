@@ -231,21 +231,6 @@ TEST(FromSeveralJobs, ThatHoldSomethingElseAreRefused) {
   }
 }
 
-TEST(FromAnotherJob, PlacesThatNobodyHasRegisteredAreRefusedOnLoad) {
-  Job running({.ranks = 1});
-  ASSERT_TRUE(running.load("c", small_model(2, 65)).is_ok());
-  std::string metas = metas_of(running);
-  const std::size_t at = metas.find("\"offsets\":[0");
-  ASSERT_NE(at, metas.npos);
-  metas.replace(at, 12, "\"offsets\":[1000000000000");
-  Job fresh({.ranks = 1});
-  for (const Status& status : load_metas(fresh, metas)) {
-    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-    EXPECT_THAT(status.message(), HasSubstr("rank 0"));
-    EXPECT_THAT(status.message(), HasSubstr("in no registered region"));
-  }
-}
-
 // Its own job's barrier does not wait for an owner that does not call.
 TEST(WithinOneJob, AnOwnerThatTakesNoPartWaitsForItsReaders) {
   const Checkpoint checkpoint = large_model();

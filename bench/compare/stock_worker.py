@@ -103,7 +103,7 @@ def main():
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--experts", type=int, default=0)
     parser.add_argument("--tensors", type=int, default=0)
-    parser.add_argument("--tensor-bytes", type=int, default=0)
+    parser.add_argument("--tensor-bytes", type=weights.size, default=0)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--isolate", type=int, default=0)

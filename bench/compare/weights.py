@@ -5,6 +5,12 @@ import torch
 SHIFT = 4096 + 64  # bytes from the beginning of a tensor to that of the next
 
 
+def size(text):
+    """Bytes, as gpu_update writes them: "1536", "4KiB", "1MiB", "2GiB"."""
+    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    return int(text[:-3]) * units[text[-3:]] if text[-3:] in units else int(text)
+
+
 def layout(gib, shrink=1, experts=False, tensors=0, tensor_bytes=0):
     """[(name, shape)] of embeddings and as many layers as are needed, or of `tensors` equal ones; and their bytes."""
     if tensors:

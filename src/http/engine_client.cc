@@ -25,6 +25,10 @@ constexpr auto kResumeTime = 10s;
 /// Transfers of cached blocks that are under way hold them, too.
 constexpr auto kResetTime = 10s;
 constexpr auto kResetInterval = 100ms;
+/// Ending a session behind an update that failed; the engine may still be busy with it.
+constexpr auto kEndTime = 3s;
+/// More workers than any engine has, each of which may have left an answer.
+constexpr int kLeftAnswers = 64;
 constexpr std::size_t kObservedBytes = 500;
 
 std::string dump(const json& body) {
@@ -141,7 +145,12 @@ Status EngineClient::update_by_extension(const std::map<std::string, std::string
                      {"args", json::array({addresses})},
                      {"kwargs", json::object()},
                      {"timeout", deadline.remaining_seconds()}};
-  return call("POST", options.rpc_path, dump(body), deadline, abort).status();
+  const bool asked = !abort.raised();
+  const Status updated = call("POST", options.rpc_path, dump(body), deadline, abort).status();
+  if (asked && !updated) {
+    forget_answers(options.rpc_path, dump({{"method", "check_health"}}), Deadline::after(kEndTime));
+  }
+  return updated;
 }
 
 // A session for the model, and one more for the draft model where there is one: its workers come to
@@ -159,11 +168,15 @@ Status EngineClient::update_by_weight_transfer(const std::map<std::string, std::
   std::vector<const char*> sessions = {"/start_weight_update"};
   if (draft) sessions.push_back("/start_draft_weight_update");
   for (const char* start : sessions) {
-    CKPT_RETURN_IF_ERROR(start_session(start, deadline, abort));
-    CKPT_RETURN_IF_ERROR(call("POST", "/update_weights", dump(update), deadline, abort).status());
+    const Status started = start_session(start, deadline, abort);
+    const Status updated =
+        started ? call("POST", "/update_weights", dump(update), deadline, abort).status() : started;
     const json finish = {{"weight_version", start == sessions.back() ? version : json()}};
-    CKPT_RETURN_IF_ERROR(
-        call("POST", "/finish_weight_update", dump(finish), deadline, abort).status());
+    const Status finished =
+        updated ? call("POST", "/finish_weight_update", dump(finish), deadline, abort).status()
+                : updated;
+    if (started && !finished) end_session();
+    CKPT_RETURN_IF_ERROR(finished);
   }
   return Status::ok();
 }
@@ -174,8 +187,29 @@ Status EngineClient::start_session(const char* path, Deadline deadline,
   const Status started = call("POST", path, "{}", deadline, abort).status();
   if (started || started.message().find("already active") == std::string::npos) return started;
   log_warning(endpoint_.to_string(), ": a weight update was left open; it is finished first");
-  CKPT_RETURN_IF_ERROR(call("POST", "/finish_weight_update", "{}", deadline, abort).status());
+  end_session();
   return call("POST", path, "{}", deadline, abort).status();
+}
+
+void EngineClient::end_session() const {
+  const Deadline deadline = Deadline::after(kEndTime);
+  (void)call("POST", "/finish_weight_update", "{}", deadline, AbortSignal());
+  const json nothing = {{"init_info", json::object()}};
+  forget_answers("/init_weight_transfer_engine", dump(nothing), deadline);
+}
+
+// vLLM's executor stops listening at the first worker whose answer is an error. The answers of
+// those behind it stay, and each is taken for the answer of a later call (0.23 to 0.32). So a call
+// that does nothing is made until it is no error twice: what may still be left says nothing.
+// Neither the update's deadline nor its abort signal ends this, only its own time.
+void EngineClient::forget_answers(const std::string& path, const std::string& nothing,
+                                  Deadline deadline) const {
+  int good = 0;
+  for (int i = 0; i < kLeftAnswers && good < 2; ++i) {
+    const Status answer = call("POST", path, nothing, deadline, AbortSignal()).status();
+    if (!answer && answer.code() != StatusCode::kPeerError) return;  // no answer of a worker
+    good = answer ? good + 1 : 0;
+  }
 }
 
 Result<bool> EngineClient::has_draft_model(Deadline deadline, const AbortSignal& abort) const {

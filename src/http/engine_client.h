@@ -80,6 +80,8 @@ class EngineClient {
                                    const EngineUpdateOptions& options, Deadline deadline,
                                    const AbortSignal& abort) const;
   Status start_session(const char* path, Deadline deadline, const AbortSignal& abort) const;
+  void end_session() const;
+  void forget_answers(const std::string& path, const std::string& nothing, Deadline deadline) const;
   Result<bool> has_draft_model(Deadline deadline, const AbortSignal& abort) const;
   Status check_version(const std::string& version, Deadline deadline,
                        const AbortSignal& abort) const;

@@ -255,6 +255,30 @@ TEST_F(WeightTransferTest, ASessionThatWasLeftOpenIsFinishedFirst) {
   EXPECT_EQ(server.requests().at(3).path, "/finish_weight_update");
 }
 
+// As vLLM 0.23 behaves with four workers: each call stops listening at the first error, and what
+// the workers behind that one have answered is found by the calls after it.
+TEST_F(WeightTransferTest, TheUpdateBehindAFailedOneFindsNoAnswersOfIt) {
+  const ScriptedAnswer left = {.status = 500, .body = R"({"error":{"message":"load failed"}})"};
+  ScriptedServer server;
+  server.script("/start_weight_update", {});
+  server.script("/update_weights", left);
+  server.script("/finish_weight_update", left);
+  server.script("/init_weight_transfer_engine", {});
+  server.script("/init_weight_transfer_engine", left);
+  server.script("/init_weight_transfer_engine", {});
+  server.script("/init_weight_transfer_engine", left);
+  server.script("/init_weight_transfer_engine", {});
+  const Status status = EngineClient(EngineKind::kVllmNative, server.endpoint())
+                            .update_weights(kAddresses, {}, soon(), abort_);
+  EXPECT_THAT(status.message(), HasSubstr("load failed"));
+  const auto requests = server.requests();
+  ASSERT_EQ(requests.size(), 10u);
+  EXPECT_EQ(requests.at(4).path, "/finish_weight_update");
+  for (std::size_t i = 5; i < requests.size(); ++i) {
+    EXPECT_EQ(requests.at(i).path, "/init_weight_transfer_engine");
+  }
+}
+
 TEST_F(WeightTransferTest, AnEngineWithoutOurBackendIsToldHowToGetIt) {
   const std::pair<const char*, const char*> refusals[] = {
       {"/init_weight_transfer_engine", "Weight transfer not configured. Please set it"},

@@ -643,7 +643,10 @@ TEST(FromAnotherJob, DamagedMemoryIsFoundByItsDigest) {
   ASSERT_TRUE(file);
   Job running({.ranks = 1});
   ASSERT_TRUE(
-      running.server(0).register_checkpoint("c", {.files = {{tensor.info, path, 0}}}).is_ok());
+      running.server(0)
+          .register_checkpoint("c", {.files = {{tensor.info, path, 0}},
+                                     .shared_memory_files = SharedMemoryFiles::kUseAndRemove})
+          .is_ok());
   ASSERT_TRUE(running.server(0).gather_metas("c").is_ok());
   Job fresh({.ranks = 1});
   expect_ok(load_metas(fresh, metas_of(running)));

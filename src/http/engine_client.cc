@@ -27,8 +27,10 @@ constexpr auto kResetTime = 10s;
 constexpr auto kResetInterval = 100ms;
 /// Ending a session behind an update that failed; the engine may still be busy with it.
 constexpr auto kEndTime = 3s;
-/// More workers than any engine has, each of which may have left an answer.
-constexpr int kLeftAnswers = 64;
+/// A worker's answers lag behind by one for each call that failed before, and an error among them
+/// comes to light so many calls later.
+constexpr int kGoodAnswers = 16;
+constexpr int kLeftAnswers = 128;
 constexpr std::size_t kObservedBytes = 500;
 
 std::string dump(const json& body) {
@@ -205,7 +207,7 @@ void EngineClient::end_session() const {
 void EngineClient::forget_answers(const std::string& path, const std::string& nothing,
                                   Deadline deadline) const {
   int good = 0;
-  for (int i = 0; i < kLeftAnswers && good < 2; ++i) {
+  for (int i = 0; i < kLeftAnswers && good < kGoodAnswers; ++i) {
     const Status answer = call("POST", path, nothing, deadline, AbortSignal()).status();
     if (!answer && answer.code() != StatusCode::kPeerError) return;  // no answer of a worker
     good = answer ? good + 1 : 0;

@@ -272,7 +272,7 @@ TEST_F(WeightTransferTest, TheUpdateBehindAFailedOneFindsNoAnswersOfIt) {
                             .update_weights(kAddresses, {}, soon(), abort_);
   EXPECT_THAT(status.message(), HasSubstr("load failed"));
   const auto requests = server.requests();
-  ASSERT_EQ(requests.size(), 10u);
+  ASSERT_EQ(requests.size(), 24u) << "as many good ones as may be between two errors";
   EXPECT_EQ(requests.at(4).path, "/finish_weight_update");
   for (std::size_t i = 5; i < requests.size(); ++i) {
     EXPECT_EQ(requests.at(i).path, "/init_weight_transfer_engine");

@@ -63,6 +63,7 @@ json summary(const Settings& settings, const std::vector<json>& ranks) {
               {"bucket", settings.bucket},
               {"chunk", settings.chunk},
               {"in_place", settings.in_place},
+              {"loaded", settings.loaded},
               {"total_bytes", bytes},
               {"tensors", ranks[0]["tensors"]},
               {"upload_gb_per_s", ceiling},

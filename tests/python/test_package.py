@@ -19,6 +19,9 @@ from checkpoint_engine.ps import ParameterServer
 from checkpoint_engine.worker import update_weights_from_ipc
 from conftest import ROOT, free_port, wait_for
 
+# A shell that starts the tests in the background has the signal ignored, and so have the processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def make_tensors(layers=3, seed=1):
     random = numpy.random.default_rng(seed)

@@ -3,8 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <future>
+#include <span>
 #include <thread>
 
 #include "plan/test_topology.h"
@@ -67,7 +68,8 @@ class OfferedWhileItIsFilled : public ::testing::Test {
       std::vector<std::byte> read(info.bytes);
       const ReadRange range{data.pool_regions[0].region, data.offsets[at], read.data(), info.bytes};
       ASSERT_TRUE(reader->read(*peer, {&range, 1}, soon())->wait(soon()).is_ok());
-      EXPECT_EQ(std::memcmp(read.data(), ring_.data() + tensor.ring_offset, info.bytes), 0)
+      EXPECT_TRUE(
+          std::ranges::equal(read, std::span(ring_).subspan(tensor.ring_offset, info.bytes)))
           << info.name;
     }
   }

@@ -9,8 +9,8 @@
 #include "base/abort_signal.h"
 #include "base/deadline.h"
 #include "checkpoint/catalog.h"
-#include "collective/progress_signal.h"
 #include "collective/nccl/kept_communicator.h"
+#include "collective/progress_signal.h"
 #include "control/control_client.h"
 #include "device/device.h"
 #include "memory/host_pool.h"
@@ -27,7 +27,7 @@ struct PassSetup {
   ControlClient& control;
   Device& device;
   Transport* transport;            ///< null: this rank has none; a plan that needs one is refused
-  ProgressSignals* signals;           ///< null exactly when `transport` is
+  ProgressSignals* signals;        ///< null exactly when `transport` is
   KeptCommunicator* communicator;  ///< with collective `nccl`, else null
   ClosingMemory& closing;          ///< where memory goes that others may still have open
   KeptBuffers* kept;               ///< null: buffers are not kept between updates

@@ -36,7 +36,8 @@ struct Descriptor {
 /// With a seal behind it (seal.h): descriptors lie in files, and what is in them goes to libraries
 /// that trust it.
 std::vector<std::byte> encode_descriptor(const Descriptor& descriptor);
-/// kProtocol when the bytes are damaged, or of another version or kind than `kind` (empty: of any kind).
+/// kProtocol when the bytes are damaged, or of another version or kind than `kind` (empty: of any
+/// kind).
 Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes, std::string_view kind);
 
 }  // namespace ckpt

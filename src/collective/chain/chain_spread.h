@@ -12,8 +12,8 @@
 #include <memory>
 #include <vector>
 
-#include "collective/progress_signal.h"
 #include "collective/host_progress.h"
+#include "collective/progress_signal.h"
 #include "collective/spread.h"
 #include "plan/schedule.h"
 #include "transport/transport.h"

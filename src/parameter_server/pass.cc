@@ -37,6 +37,16 @@ Pass::~Pass() {
   if (!buffers_) return;
   // After a failure. Others may not have heard of it yet, and still copy out of this rank's memory.
   buffers_->close_opened();
+  // What hears signals for its board, or lets other hosts read its memory, ends before that may go.
+  offer_.reset();
+  checks_.reset();
+  local_.clear();
+  pulled_.reset();
+  credits_.reset();
+  cross_.reset();
+  fill_.reset();
+  peers_.reset();
+  ring_region_.reset();
   PassBuffers& buffers = *buffers_;
   setup_.closing.free_when_closed(
       concat("the memory of rank ", setup_.rank, " of an update that failed"), std::move(buffers_),

@@ -49,6 +49,27 @@ Checkpoint large_model() {
   return checkpoint;
 }
 
+/// Commits an update of "c" while `owner` unregisters the memory that it reads, which must wait.
+void commit_while_unregistering(ParameterServer& reader, std::unique_ptr<PreparedUpdate> prepared,
+                                const EngineCall& call, ParameterServer& owner) {
+  std::atomic<bool> gone{false};
+  Status unregistered;
+  std::thread unregistering([&] {
+    unregistered = owner.unregister_checkpoint("c");
+    gone = true;
+  });
+  const auto report = reader.commit(
+      std::move(prepared),
+      [&](const std::vector<WorkerAddress>& all, EngineCallContext& context) -> Status {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        EXPECT_FALSE(gone) << "freed in the middle of an update";
+        return call(all, context);
+      });
+  unregistering.join();
+  EXPECT_TRUE(report.is_ok()) << report.status().to_string();
+  EXPECT_TRUE(unregistered.is_ok()) << unregistered.to_string();
+}
+
 std::string metas_of(Job& job) {
   const auto metas = job.server(0).export_metas();
   EXPECT_TRUE(metas.is_ok()) << metas.status().to_string();
@@ -242,23 +263,7 @@ TEST(WithinOneJob, AnOwnerThatTakesNoPartWaitsForItsReaders) {
   auto engines = one_engine(1);
   auto prepared = job.server(1).prepare("c", options);
   ASSERT_TRUE(prepared.is_ok()) << prepared.status().to_string();
-  std::atomic<bool> gone{false};
-  Status unregistered;
-  std::thread owner([&] {
-    unregistered = job.server(0).unregister_checkpoint("c");
-    gone = true;
-  });
-  const auto call = job.call(engines);
-  const auto report = job.server(1).commit(
-      std::move(*prepared),
-      [&](const std::vector<WorkerAddress>& all, EngineCallContext& context) -> Status {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        EXPECT_FALSE(gone) << "freed in the middle of an update";
-        return call(all, context);
-      });
-  owner.join();
-  EXPECT_TRUE(report.is_ok()) << report.status().to_string();
-  EXPECT_TRUE(unregistered.is_ok()) << unregistered.to_string();
+  commit_while_unregistering(job.server(1), std::move(*prepared), job.call(engines), job.server(0));
   expect_whole(engines, checkpoint);
 }
 
@@ -487,23 +492,8 @@ TEST(FromAnotherJob, AnOwnerWaitsForItsReaders) {
   auto engines = one_engine(1);
   auto prepared = fresh.server(0).prepare("c", {});
   ASSERT_TRUE(prepared.is_ok()) << prepared.status().to_string();
-  std::atomic<bool> gone{false};
-  Status unregistered;
-  std::thread owner([&] {
-    unregistered = running.server(0).unregister_checkpoint("c");
-    gone = true;
-  });
-  const auto call = fresh.call(engines);
-  const auto report = fresh.server(0).commit(
-      std::move(*prepared),
-      [&](const std::vector<WorkerAddress>& all, EngineCallContext& context) -> Status {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        EXPECT_FALSE(gone) << "freed in the middle of an update";
-        return call(all, context);
-      });
-  owner.join();
-  EXPECT_TRUE(report.is_ok()) << report.status().to_string();
-  EXPECT_TRUE(unregistered.is_ok()) << unregistered.to_string();
+  commit_while_unregistering(fresh.server(0), std::move(*prepared), fresh.call(engines),
+                             running.server(0));
   expect_whole(engines, checkpoint);
   expect_refused(update(fresh, "c", engines), "rank 0");
 }

@@ -42,7 +42,12 @@ if(NOT CKPT_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_STANDARD 17)  # CMake 3.25 does not know nvcc's C++20
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
     enable_language(CUDA)
-    find_package(CUDAToolkit REQUIRED)
+    # Not find_package(CUDAToolkit): CMake 3.25's wants libraries that we do not use, which a toolkit from PyPI lacks.
+    find_library(CKPT_CUDART_STATIC cudart_static REQUIRED NO_CACHE
+      PATHS ${CMAKE_CUDA_HOST_IMPLICIT_LINK_DIRECTORIES} ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} NO_DEFAULT_PATH)
+    add_library(ckpt_cudart INTERFACE)
+    target_include_directories(ckpt_cudart SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+    target_link_libraries(ckpt_cudart INTERFACE ${CKPT_CUDART_STATIC} Threads::Threads ${CMAKE_DL_LIBS} rt)
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)  # the first that knows sm_100; GPUs after it run the PTX
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
     endif()

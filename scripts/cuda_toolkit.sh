@@ -18,6 +18,7 @@ if [ ! -e "$root/complete" ]; then
   rm -rf "$root"
   packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96)
   "$(bash scripts/venv.sh)" -m pip install -q --disable-pip-version-check --no-deps --target "$root" "${packages[@]}" >&2
+  ln -s lib "$root/nvidia/cu13/lib64"  # where nvcc.profile looks for the static runtime
   touch "$root/complete"
 fi
 echo "$nvcc"

@@ -2,29 +2,18 @@
 // update has one pass.
 #pragma once
 
-#include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint_engine/parameter_server.h"
-#include "collective/chain/chain_spread.h"
-#include "collective/nccl/host_credits.h"
-#include "collective/nccl/nccl_spread.h"
-#include "collective/peer/peer_spread.h"
-#include "collective/spread.h"
 #include "parameter_server/deliver_lane.h"
-#include "parameter_server/fill_lane.h"
-#include "parameter_server/lane_threads.h"
-#include "parameter_server/offer_lane.h"
 #include "parameter_server/pass_buffers.h"
+#include "parameter_server/pass_lanes.h"
 #include "parameter_server/pass_setup.h"
-#include "parameter_server/peer_memories.h"
 #include "parameter_server/planned_pass.h"
-#include "plan/schedule.h"
 #include "worker/channel.h"
 
 namespace ckpt {
@@ -65,18 +54,11 @@ class Pass {
   Status gather_ready(const char* step, const PassReady& mine);
   Status register_for_other_hosts(PassReady& mine);
   Status make_communicator();
-  Status make_local_lanes();
-  Status make_offer_lane();
-  bool by_nccl(StreamKind kind) const;
-  bool spreads_over_hosts() const { return spread_recipients_ != local_recipients_; }
-  std::map<int, std::vector<std::byte>> credit_listeners() const;
-  Status make_cross_lane();
-  Status start_credits(Deadline deadline);
   Status start_lanes();
   std::optional<PassMemory> kept_from_before();
   void free_or_keep_buffers();
   void close_when_open_everywhere();
-  std::size_t index_of(int recipient) const;
+  OpenedPass opened() const;  // once the buffers are allocated
 
   const PassSetup& setup_;
   const std::uint32_t number_;
@@ -87,20 +69,10 @@ class Pass {
   const std::shared_ptr<const CachedPlan> plan_;
   const bool needs_communicator_, keeps_buffers_, reuses_buffers_;
   std::shared_ptr<PassBuffers> buffers_;
-  std::unique_ptr<RingCredits> space_;
   std::unique_ptr<MemoryRegion> ring_region_;  // or of the staging that other hosts read
-  std::optional<PeerMemories> peers_;
-
   bool closed_to_others_ = false;
-
-  std::unique_ptr<FillLane> fill_;
-  std::unique_ptr<Spread> cross_;
-  std::unique_ptr<HostCredits> credits_;  // in its place, where NCCL spreads over hosts
-  std::unique_ptr<PullProgress> pulled_;
-  std::vector<std::unique_ptr<Spread>> local_;  // one for each stream that is pulled
-  std::unique_ptr<CopyStream> checks_;          // the deliver lane's
-  std::unique_ptr<OfferLane> offer_;
-  LaneThreads lanes_;
+  std::unique_ptr<CopyStream> checks_;  // the deliver lane's
+  std::unique_ptr<PassLanes> lanes_;
   std::vector<StageReport> prepare_stages_;
 };
 

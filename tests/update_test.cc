@@ -423,18 +423,29 @@ TEST(Update, TheSharedPoolServesOneCheckpointAfterTheOther) {
   EXPECT_EQ(server.register_checkpoint("b", registration()).code(),
             StatusCode::kFailedPrecondition);
   ASSERT_TRUE(server.unregister_checkpoint("a").is_ok());
-  // A file that cannot be used in place goes into the shared pool as well.
-  const std::string path =
-      concat(::testing::TempDir(), "/pool-", job.server(0).rank(), "-", random_id());
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(tensor.bytes.data()), 1 << 20);
-  Registration files;
-  files.files = {{tensor.info, path, 0}};
-  files.use_shared_pool = true;
-  ASSERT_TRUE(server.register_checkpoint("files", files).is_ok());
-  EXPECT_EQ(server.register_checkpoint("b", registration()).code(),
-            StatusCode::kFailedPrecondition);
-  std::filesystem::remove(path);
+  // Files go into it as well: those of /dev/shm, too, which stay where they are.
+  for (const auto& folder : {::testing::TempDir(), std::string("/dev/shm")}) {
+    const std::string path = concat(folder, "/ckpt-pool-", random_id());
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(tensor.bytes.data()), 1 << 20);
+    Registration files;
+    files.files = {{tensor.info, path, 0}};
+    files.use_shared_pool = true;
+    files.shared_memory_files = SharedMemoryFiles::kUseAndRemove;
+    ASSERT_TRUE(server.register_checkpoint("files", files).is_ok());
+    EXPECT_EQ(server.register_checkpoint("b", registration()).code(),
+              StatusCode::kFailedPrecondition)
+        << "the pool is in use";
+    ASSERT_TRUE(server.gather_metas("files").is_ok());
+    EXPECT_TRUE(std::filesystem::exists(path)) << path;
+    // Nothing of the file is used any more.
+    std::filesystem::resize_file(path, 0);
+    auto engines = make_engines(1, 1);
+    expect_ok(job.update("files", job.call(engines)));
+    EXPECT_EQ(engines[0].loaders[0].memory["w"], tensor.bytes);
+    ASSERT_TRUE(server.unregister_checkpoint("files").is_ok());
+    std::filesystem::remove(path);
+  }
 }
 
 }  // namespace

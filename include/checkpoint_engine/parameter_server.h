@@ -92,7 +92,7 @@ struct FileTensor {
   std::uint64_t file_offset;
 };
 
-/// What becomes of safetensors in /dev/shm, whose pages are host memory already.
+/// For safetensors in /dev/shm, whose pages are host memory already. In the shared pool: kRead.
 enum class SharedMemoryFiles {
   kRead,          ///< copied like any other file, which they need not outlive
   kUse,           ///< pinned where they are; nobody may change them until unregister

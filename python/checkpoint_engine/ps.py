@@ -175,7 +175,8 @@ class ParameterServer:
             named_tensors: full, unsharded tensors by their Hugging Face names: torch's (any device) or numpy's. They win
                 over files of the same name, and are copied: the caller may change or free them on return.
             use_shared_memory_pool: reuse the memory of the checkpoint that was registered this way before.
-            use_inplace_pin_memory: files in /dev/shm are pinned where they are, and deleted by gather_metas.
+            use_inplace_pin_memory: files in /dev/shm are pinned where they are, and deleted by gather_metas; not where
+                use_shared_memory_pool is True, which copies them.
         """
         paths = [os.fspath(file) for file in files or []]
         for path in paths:

@@ -14,6 +14,14 @@
 #include "memory/load.h"
 
 namespace ckpt {
+namespace {
+
+/// The shared pool outlives its users, so that it can hold no files of theirs.
+SharedMemoryFiles use_of_files(const Registration& part) {
+  return part.use_shared_pool ? SharedMemoryFiles::kRead : part.shared_memory_files;
+}
+
+}  // namespace
 
 /// Where one tensor comes from, and where it goes.
 struct RegisteredCheckpoint::Source {
@@ -57,7 +65,7 @@ Result<std::vector<RegisteredCheckpoint::Source>> RegisteredCheckpoint::sources_
 Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>& sources) {
   std::map<std::string, std::optional<std::unique_ptr<FileMapping>>>
       mapped;  // by path; nothing: read it
-  const bool use_files = part.shared_memory_files != SharedMemoryFiles::kRead;
+  const bool use_files = use_of_files(part) != SharedMemoryFiles::kRead;
   if (use_files) {
     for (const Source& source : sources) {
       if (source.file == nullptr || mapped.contains(source.file->path)) continue;
@@ -76,22 +84,8 @@ Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>
   CKPT_ASSIGN_OR_RETURN(const PoolLayout pool_layout, lay_out_pool(pooled_bytes));
   const bool any_mapped = std::any_of(mapped.begin(), mapped.end(),
                                       [](const auto& file) { return file.second.has_value(); });
-  HostPoolOptions near_device;
-  near_device.numa_node = context_.device.numa_node();
-  if (!part.use_shared_pool && !any_mapped) {
-    own_pool_ = context_.reclaimer.take_back(pool_layout.bytes);
-  }
-  // Both at once might not fit.
-  if (!own_pool_) context_.reclaimer.wait();
-  if (own_pool_) {
-    pool_ = own_pool_.get();
-  } else if (part.use_shared_pool && !any_mapped) {
-    CKPT_ASSIGN_OR_RETURN(pool_, context_.shared_pool.take(name_, pool_layout.bytes, near_device));
-    uses_shared_pool_ = true;
-  } else {
-    CKPT_ASSIGN_OR_RETURN(own_pool_, HostPool::create(pool_layout.bytes, near_device));
-    pool_ = own_pool_.get();
-  }
+  CKPT_RETURN_IF_ERROR(part.use_shared_pool ? take_shared_pool(pool_layout.bytes)
+                                            : make_own_pool(pool_layout.bytes, any_mapped));
   std::map<std::string, std::uint64_t> file_offsets;
   for (auto& [path, mapping] : mapped) {
     if (mapping) file_offsets[path] = pool_->add_file(std::move(*mapping));
@@ -102,6 +96,23 @@ Status RegisteredCheckpoint::place(const Registration& part, std::vector<Source>
                              ? file_offsets[source.file->path] + source.file->file_offset
                              : pool_layout.offsets[pooled++];
   }
+  return Status();
+}
+
+Status RegisteredCheckpoint::take_shared_pool(std::uint64_t bytes) {
+  context_.reclaimer.wait();  // both at once might not fit
+  CKPT_ASSIGN_OR_RETURN(pool_, context_.shared_pool.take(name_, bytes, context_.near_device()));
+  uses_shared_pool_ = true;
+  return Status();
+}
+
+Status RegisteredCheckpoint::make_own_pool(std::uint64_t bytes, bool with_files) {
+  if (!with_files) own_pool_ = context_.reclaimer.take_back(bytes);
+  if (!own_pool_) {
+    context_.reclaimer.wait();  // both at once might not fit
+    CKPT_ASSIGN_OR_RETURN(own_pool_, HostPool::create(bytes, context_.near_device()));
+  }
+  pool_ = own_pool_.get();
   return Status();
 }
 
@@ -168,6 +179,12 @@ InstanceData RegistrationContext::place() const {
   return data;
 }
 
+HostPoolOptions RegistrationContext::near_device() const {
+  HostPoolOptions options;
+  options.numa_node = device.numa_node();
+  return options;
+}
+
 Status RegisteredCheckpoint::publish() {
   if (context_.transport == nullptr) return Status();
   CKPT_ASSIGN_OR_RETURN(published_,
@@ -189,7 +206,7 @@ Result<std::unique_ptr<RegisteredCheckpoint>> RegisteredCheckpoint::create(
     log_warning("checkpoint ", name,
                 " cannot be read by other hosts and jobs: ", published.message());
   }
-  checkpoint->removes_files_ = part.shared_memory_files == SharedMemoryFiles::kUseAndRemove;
+  checkpoint->removes_files_ = use_of_files(part) == SharedMemoryFiles::kUseAndRemove;
 
   std::vector<TensorInfo> infos;
   for (Source& source : sources) {

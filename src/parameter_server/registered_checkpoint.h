@@ -35,6 +35,8 @@ struct RegistrationContext {
 
   /// Who and where the owner is, and of which registration; nothing of what it holds.
   InstanceData place() const;
+  /// For a pool whose memory the device copies from.
+  HostPoolOptions near_device() const;
 };
 
 class RegisteredCheckpoint {
@@ -64,6 +66,8 @@ class RegisteredCheckpoint {
   struct Source;
   static Result<std::vector<Source>> sources_in_plan_order(const Registration& part);
   Status place(const Registration& part, std::vector<Source>& sources);
+  Status take_shared_pool(std::uint64_t bytes);
+  Status make_own_pool(std::uint64_t bytes, bool with_files);
   Status load(const std::vector<Source>& sources, AbortSignal* abort);
   Status publish();
 

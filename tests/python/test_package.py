@@ -2,6 +2,7 @@
 import json
 import multiprocessing
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
@@ -244,6 +245,23 @@ def test_the_shared_pool_and_force(server):
         with pytest.raises(checkpoint_engine.CheckpointEngineError, match=name):
             server.register_checkpoint("third", named_tensors=make_tensors(), use_shared_memory_pool=True)
         server.unregister_checkpoint(name, force=name == "two")
+
+
+@pytest.mark.parametrize("pool", [True, False])
+def test_a_file_in_shared_memory_is_deleted_where_it_is_used_in_place_alone(server, pool):
+    from safetensors.numpy import save_file
+
+    path = pathlib.Path(f"/dev/shm/pool-{os.getpid()}.safetensors")
+    save_file(make_tensors(), path)
+    try:
+        server.register_checkpoint("c", files=[path], use_shared_memory_pool=pool)
+        server.gather_metas("c")
+        assert path.exists() == pool
+        worker = Worker()
+        server.update("c", call(worker), timeout=30)
+        assert_equal(worker.weights, make_tensors())
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def test_unregistering_an_unknown_name_is_a_warning(server, caplog):

@@ -10,6 +10,11 @@ def set_log(sink: object | None) -> None:
     Calls sink(level, text) for every line, on any thread; None drops them.
     """
 
+def type_and_text_of(exception: object) -> str:
+    """
+    As in "ValueError: the text", in UTF-8 whatever it holds; never raises.
+    """
+
 def torch_itemsize(dtype: str) -> int: ...
 
 class RunningCall:

@@ -349,14 +349,16 @@ class _CallThread:
         threading.Thread(target=self._run, args=(call,), name="checkpoint-engine-req-func", daemon=True).start()
 
     def _run(self, call: _core.RunningCall) -> None:
+        failure: str | None = "req_func raised"
         try:
             self._req_func(call.addresses)
+            failure = None
         except BaseException as error:  # SystemExit too: whatever ended the call, the update must hear of it
             self.raised = error
+            failure = f"req_func raised {_core.type_and_text_of(error)}"
             _log.logger.debug("req_func raised", exc_info=True)
-            call.finish(f"req_func raised {type(error).__name__}: {error}")
-        else:
-            call.finish(None)
+        finally:
+            call.finish(failure)
 
 
 def _rank_and_size(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:

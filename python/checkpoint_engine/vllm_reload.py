@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import _core
 from ._lent import Weights
 from ._log import logger
 from .vllm_completeness import PARTIAL_UPDATES, missing_names, missing_weights
@@ -152,7 +153,7 @@ def _load_by_name(model: Any, weights: Weights) -> Any:
             raise
         name, tensor = at
         raise RuntimeError(
-            f"vLLM does not take {name} ({tensor.dtype}, shape {list(tensor.shape)}): {type(error).__name__}: {error}"
+            f"vLLM does not take {name} ({tensor.dtype}, shape {list(tensor.shape)}): {_core.type_and_text_of(error)}"
         ) from error
 
 

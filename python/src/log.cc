@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "gil.h"
+#include "text.h"
 
 namespace ckpt::python {
 namespace {
@@ -33,7 +34,7 @@ void set_log(nb::object sink) {
   set_log_sink([shared](LogLevel level, std::string_view text) {
     const nb::gil_scoped_acquire gil;
     try {
-      (*shared)(python_level(level), nb::str(text.data(), text.size()));
+      (*shared)(python_level(level), str_of(text));
     } catch (nb::python_error& error) {
       error.discard_as_unraisable("the log of checkpoint_engine");
     }

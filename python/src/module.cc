@@ -8,6 +8,7 @@
 #include "process_group.h"
 #include "receiver.h"
 #include "tensors.h"
+#include "text.h"
 #include "transfer_engine.h"
 
 NB_MODULE(_core, module) {
@@ -16,6 +17,7 @@ NB_MODULE(_core, module) {
   nanobind::set_leak_warnings(false);
   module.attr("__version__") = CKPT_VERSION;
   ckpt::python::bind_log(module);
+  ckpt::python::bind_text(module);
   ckpt::python::bind_tensors(module);
   ckpt::python::bind_engine_call(module);
   ckpt::python::bind_engine_client(module);

@@ -14,6 +14,7 @@
 #include "base/strings.h"
 #include "errors.h"
 #include "gil.h"
+#include "text.h"
 #include "transport/network/network_choice.h"
 
 namespace ckpt::python {
@@ -98,7 +99,7 @@ class PythonTransferEngine final : public TransferEngine {
       body(*engine_);
       return Status::ok();
     } catch (const nb::python_error& error) {
-      const std::string text = nb::str(error.value()).c_str();
+      const std::string text = text_of(error.value());
       if (error.matches(PyExc_ConnectionError)) return peer_lost(text);
       if (error.matches(PyExc_LookupError)) return not_found(text);
       if (error.matches(PyExc_TimeoutError)) return deadline_exceeded(text);

@@ -164,6 +164,43 @@ def test_an_error_of_run_reaches_both_sides(server):
     wait_for(lambda: raised, what="the worker's own error")
 
 
+class WithoutText(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class WithoutAny(WithoutText):
+    __repr__ = WithoutText.__str__
+
+
+@pytest.mark.parametrize("where", ["req_func", "run"])
+@pytest.mark.parametrize("error, text", [
+    (OSError("cannot open \udcff"), r"OSError: cannot open \\udcff"),
+    (WithoutText(), r"WithoutText: WithoutText\(\)"),
+    (WithoutAny(), "WithoutAny: .it has no text"),
+])
+def test_an_error_whose_text_cannot_be_had_ends_the_update_all_the_same(server, where, error, text):
+    server.register_checkpoint("c", named_tensors=make_tensors())
+    server.gather_metas("c")
+    raised = []
+
+    def fail(*_):
+        raise error
+
+    def request(addresses):
+        try:
+            update_weights_from_ipc(None, addresses[0][1], None, run=fail, timeout=30)
+        except Exception as caught:
+            raised.append(caught)
+
+    with pytest.raises(checkpoint_engine.CheckpointEngineError, match=f"raised {text}") as caught:
+        server.update("c", fail if where == "req_func" else request, timeout=30)
+    assert "deadline" not in caught.value.code
+    if where == "run":
+        wait_for(lambda: raised, what="the worker's own error")
+        assert raised == [error]
+
+
 def test_a_tensor_that_the_engine_keeps_is_an_error_by_name(server):
     server.register_checkpoint("c", named_tensors={"kept": numpy.arange(10)})
     server.gather_metas("c")

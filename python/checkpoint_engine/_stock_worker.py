@@ -54,12 +54,31 @@ class _Rank:
         self._socket = zmq_ctx.socket(zmq.REP)
         self._socket.connect(address)
         self._poll_in = zmq.POLLIN
+        self._owes_answer = False
 
     def receive(self) -> Any:
-        """The content of the next message, or StockMessageError."""
-        return read(self.receive_raw())
+        """The content of the next message, or StockMessageError. Every message is to be answered, but for an exception."""
+        message = self._receive_raw()
+        self._owes_answer = True
+        content = read(message)
+        if isinstance(content, Exception):
+            self._owes_answer = False
+        return content
 
-    def receive_raw(self) -> bytes:
+    def accept(self) -> None:
+        self._answer(b"")
+
+    def refuse(self, error: BaseException) -> None:
+        """Answers with the error, where an answer is due."""
+        if self._owes_answer:
+            self._timeout = min(self._timeout, _PATIENCE_AFTER_REFUSAL)
+            self._answer(_traceback_of(error))
+
+    def _answer(self, answer: bytes) -> None:
+        self._owes_answer = False
+        self._socket.send(answer)
+
+    def _receive_raw(self) -> bytes:
         end = time.monotonic() + self._timeout
         # Python handles signals between the steps; pyzmq does so within them only for the main thread.
         while not self._socket.poll(timeout=100, flags=self._poll_in):
@@ -68,13 +87,6 @@ class _Rank:
                     f"no message from the rank at {self._address} for {self._timeout} s", "deadline exceeded"
                 )
         return self._socket.recv()
-
-    def accept(self) -> None:
-        self._socket.send(b"")
-
-    def refuse(self, error: BaseException) -> None:
-        self._timeout = min(self._timeout, _PATIENCE_AFTER_REFUSAL)
-        self._socket.send_string("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
     def close(self) -> None:
         self._socket.close(linger=2000)
@@ -92,20 +104,23 @@ class _Session:
         self._load_error: Exception | None = None
 
     def run(self) -> None:
-        self._open()
         try:
-            while (message := self._next()) is not None:
-                self._load(message)
+            self._open()
+            while (bucket := self._next()) is not None:
+                self._load(bucket)
             self._release()
-            if self._next() is not None:
-                raise StockMessageError("the rank sent a bucket after it had released its buffer")
+            while (bucket := self._next()) is not None:
+                self._load(bucket)
             if self._load_error is not None:
                 # This rank did not look at the answer to its last bucket (0.4.2): only the engine's own answer will tell.
-                self._rank.refuse(self._load_error)
                 raise self._load_error
             if self._post_hook is not None:
                 self._post_hook()
             self._rank.accept()
+        except BaseException as error:
+            # The rank waits for what it is owed without a deadline, and the others of its job for it (0.4.2).
+            self._rank.refuse(error)
+            raise
         finally:
             self._buffer = None
 
@@ -116,14 +131,15 @@ class _Session:
                 self._buffer = _FileMapping(handle)
             elif isinstance(handle, CudaBuffer):
                 self._buffer = _CudaMapping(handle, self._device_id, self._current_stream_only)
-            elif isinstance(handle, Exception):
-                raise handle
-            else:
+            elif not isinstance(handle, Exception):
                 raise StockMessageError("the rank's first message is no buffer")
-        except Exception as error:
-            self._rank.refuse(error)
-            self._rank.receive_raw()  # whatever it is, the rank has heard
+        except DeadlineExceededError:
             raise
+        except Exception as error:  # the rank answers as to a bucket that cannot be loaded
+            self._fail(error)
+            return
+        if isinstance(handle, Exception):
+            raise handle
         self._rank.accept()
 
     def _next(self) -> list[StockTensor] | None:
@@ -150,6 +166,8 @@ class _Session:
 
     def _load(self, bucket: list[StockTensor]) -> None:
         try:
+            if self._buffer is None:
+                raise StockMessageError("the rank sent a bucket before its buffer, or after it had released it")
             self._buffer.lend(bucket, self._run)
         except Exception as error:  # the rank answers with an exception to all workers, which _next raises; or with None
             self._fail(error)
@@ -164,11 +182,21 @@ class _Session:
     def _release(self) -> None:
         buffer, self._buffer = self._buffer, None
         try:
-            buffer.close()
-        except BufferError:  # something of it was kept, which is what the load error says
-            if self._load_error is None:
-                raise
-        self._rank.accept()
+            if buffer is not None:
+                buffer.close()
+        except Exception as error:  # BufferError: something of it is kept, which a load error may have said already
+            self._fail(error)
+        else:
+            self._rank.accept()
+
+
+def _traceback_of(error: BaseException) -> bytes:
+    """Never raises, whatever the engine's exceptions do."""
+    try:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        text = _core.type_and_text_of(error)
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _checked_bytes(tensor: StockTensor, buffer_bytes: int) -> int:

@@ -60,7 +60,7 @@ class Proofs:
         self.say(not wrong and found.keys() == expected.keys(), f"{what}: {len(expected)} tensors equal bit by bit {wrong}")
 
 
-def receive(address, found, hooks=None, keep=False):
+def receive(address, found, hooks=None, keep=False, wanted=()):
     import zmq
 
     from checkpoint_engine.worker import update_weights_from_ipc
@@ -69,8 +69,14 @@ def receive(address, found, hooks=None, keep=False):
         for name, tensor in weights:
             found[name] = tensor if keep else tensor.clone()
 
-    update_weights_from_ipc(zmq.Context.instance(), address, None, run=run, post_hook=lambda: hooks is not None and hooks.append(1),
-                            timeout=60)
+    def finish():
+        missing = sorted(set(wanted) - found.keys())
+        if missing:
+            raise RuntimeError(f"the update lacks weights of this model: {', '.join(missing)}")
+        if hooks is not None:
+            hooks.append(1)
+
+    update_weights_from_ipc(zmq.Context.instance(), address, None, run=run, post_hook=finish, timeout=60)
 
 
 def prove_torch(proofs, _):
@@ -224,7 +230,7 @@ def sender_rank(rank, folder, port, addresses, outcome):
     server = field.ParameterServer(auto_pg=True)
     mine = {name: tensor for i, (name, tensor) in enumerate(make_tensors().items()) if i % 2 == rank}
     server.register_checkpoint("c", named_tensors=mine)
-    for _ in range(2):
+    for _ in range(4):
         server.gather_metas("c")
         try:
             server.update("c", lambda entries: addresses.put((rank, entries[rank][1])))
@@ -261,6 +267,19 @@ def prove_sender(proofs, field):
         ended = [outcome.get(timeout=60) for _ in ranks]
         proofs.say("Some workers failed" in raised[0] and "the engine keeps" in raised[1] and all(error for _, error in ended),
                    f"a tensor that one worker keeps fails both workers and both ranks: {raised} {ended}")
+        # What only the end shows is answered, too: no rank waits for it, and only the worker tells its engine.
+        todo = [addresses.get(timeout=120) for _ in ranks]
+        futures = [pool.submit(receive, address, {}, wanted=["norm.weight"] * rank) for rank, address in sorted(todo)]
+        raised = [str(future.exception(timeout=60)) for future in futures]
+        ended = [outcome.get(timeout=60) for _ in ranks]
+        proofs.say("None" == raised[0] and "lacks weights of this model: norm.weight" in raised[1] and len(ended) == 2,
+                   f"a tensor that one worker misses is its error, and both ranks go on: {raised} {ended}")
+        found = [{}, {}]
+        todo = [addresses.get(timeout=120) for _ in ranks]
+        list(pool.map(lambda one: receive(one[1], found[one[0]]), todo))
+        ended = [outcome.get(timeout=60) for _ in ranks]
+        proofs.say(all(error is None for _, error in ended), f"and the next update succeeds {ended}")
+        proofs.equal(found[1], make_tensors(), "field's sender, our worker 1, after errors")
     for rank in ranks:
         rank.join(30)
     for path in pathlib.Path("/dev/shm").glob("field-sender-*"):

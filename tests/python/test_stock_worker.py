@@ -7,6 +7,7 @@ import uuid
 import numpy
 import pytest
 
+from checkpoint_engine import DeadlineExceededError, _stock_worker
 from checkpoint_engine.worker import update_weights_from_ipc
 from conftest import ROOT
 
@@ -31,7 +32,7 @@ def bucket(name, shape, offset):
 
 
 class Rank:
-    """Sends what it is given, one message after the other, and looks at no answer."""
+    """Sends what it is given, one message after the other, and looks at no answer. All but an exception are answered."""
 
     def __init__(self, context, messages):
         self.address = f"ipc://@stock-worker-test-{uuid.uuid4()}"
@@ -44,7 +45,7 @@ class Rank:
     def _send(self, messages):
         for message in messages:
             self._socket.send(message)
-            if not self._socket.poll(2000 if len(self.answers) == len(messages) - 1 else 30000):
+            if not self._socket.poll(1000 if message == ERROR else 30000):
                 return
             self.answers.append(self._socket.recv())
 
@@ -121,3 +122,85 @@ def test_the_ranks_own_error_is_raised(context, buffer):
     with pytest.raises(RuntimeError, match="Some workers failed to update weights"):
         update_weights_from_ipc(context, rank.address, None, timeout=30, run=lambda weights: None)
     assert len(rank.join()) == 2
+
+
+def test_an_error_of_the_post_hook_is_answered(context, buffer):
+    """The rank of 0.4.2 waits for that answer without a deadline, and all its ranks for each other behind it."""
+    def hook():
+        raise RuntimeError("the update lacks weights of this model")
+
+    rank = Rank(context, [buffer[0], bucket("a", (8,), 0), NONE, NONE])
+    with pytest.raises(RuntimeError, match="lacks weights"):
+        update_weights_from_ipc(context, rank.address, None, timeout=30, run=lambda weights: None, post_hook=hook)
+    assert b"lacks weights" in rank.join()[3]
+
+
+def test_a_buffer_that_cannot_be_released_is_answered(context, buffer, monkeypatch):
+    def close(_):
+        raise BufferError("exported pointers exist")
+
+    hooks = []
+    monkeypatch.setattr(_stock_worker._FileMapping, "close", close)
+    rank = Rank(context, [buffer[0], bucket("a", (8,), 0), NONE, NONE])
+    with pytest.raises(BufferError):
+        update_weights_from_ipc(context, rank.address, None, timeout=30, run=lambda weights: None, post_hook=lambda: hooks.append(1))
+    assert [b"BufferError" in answer for answer in rank.join()] == [False, False, True, True] and hooks == []
+
+
+def test_a_bucket_behind_the_release_is_answered(context, buffer):
+    seen = []
+    rank = Rank(context, [buffer[0], bucket("a", (8,), 0), NONE, bucket("b", (8,), 32), NONE])
+    with pytest.raises(RuntimeError, match="after it had released"):
+        update_weights_from_ipc(context, rank.address, None, timeout=30, run=lambda weights: seen.append(weights[0][0]))
+    assert [b"released" in answer for answer in rank.join()] == [False, False, False, True, True] and seen == ["a"]
+
+
+def test_an_interrupted_load_is_answered(context, buffer):
+    def run(weights):
+        raise KeyboardInterrupt
+
+    rank = Rank(context, [buffer[0], bucket("a", (8,), 0)])
+    with pytest.raises(KeyboardInterrupt):
+        update_weights_from_ipc(context, rank.address, None, timeout=30, run=run)
+    assert b"KeyboardInterrupt" in rank.join()[1]
+
+
+@pytest.mark.parametrize("behind, answers", [([], 1), ([ERROR], 1), ([NONE, NONE], 3)])
+def test_a_first_message_that_is_no_buffer_is_the_error(context, behind, answers):
+    """Whatever the rank sends then, or if it sends nothing."""
+    rank = Rank(context, [bucket("a", (8,), 0), *behind])
+    with pytest.raises(RuntimeError, match="first message is no buffer"):
+        update_weights_from_ipc(context, rank.address, None, timeout=30 if behind else 0.5, run=lambda weights: None)
+    assert len(rank.join()) == answers
+
+
+def test_a_silent_rank_is_told_by_its_address(context):
+    rank = Rank(context, [])
+    with pytest.raises(DeadlineExceededError, match=rank.address):
+        update_weights_from_ipc(context, rank.address, None, timeout=0.2, run=lambda weights: None)
+    rank.join()
+
+
+class WithoutText(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("error, text", [(OSError("cannot open \udcff"), b"cannot open \\udcff"), (WithoutText(), b"WithoutText")])
+def test_an_error_whose_text_cannot_be_had_is_answered(context, buffer, error, text):
+    def run(weights):
+        raise error
+
+    rank = Rank(context, [buffer[0], bucket("a", (8,), 0), NONE, NONE])
+    with pytest.raises(type(error)):
+        update_weights_from_ipc(context, rank.address, None, timeout=30, run=run)
+    answers = rank.join()
+    assert len(answers) == 4 and text in answers[1]
+
+
+def test_not_even_a_traceback_need_be_had(monkeypatch):
+    def fail(*_):
+        raise ValueError("no traceback")
+
+    monkeypatch.setattr(_stock_worker.traceback, "format_exception", fail)
+    assert _stock_worker._traceback_of(OSError("cannot open \udcff")) == b"OSError: cannot open \\udcff"

@@ -31,23 +31,27 @@ def receive(addresses: dict[str, str], rank: int, device: Any, reload: ModelRelo
         addresses: by device, for every worker of the engine.
         rank: of the worker in its engine.
         device: torch's, of the worker.
-        reload: begun here.
+        reload: begun here, or by vLLM before.
     """
-    key = worker_key(rank, device)
-    if key not in addresses:
-        raise ValueError(
-            f"no address for this worker's device {key}; there are {', '.join(sorted(addresses))}: are the ranks of "
-            "this engine on its devices, and is the instance size right?"
-        )
     try:
+        address = _address_of(addresses, worker_key(rank, device))
         reload.begin()
         update_weights_from_ipc(
-            _zmq_context(), addresses[key], device.index, run=reload.load, post_hook=reload.finish,
+            _zmq_context(), address, device.index, run=reload.load, post_hook=reload.finish,
             current_stream_only=reload.reads_on_current_stream,
         )
     except BaseException:
         reload.abandon()
         raise
+
+
+def _address_of(addresses: dict[str, str], key: str) -> str:
+    if key not in addresses:
+        raise ValueError(
+            f"no address for this worker's device {key}; there are {', '.join(sorted(addresses))}: are the ranks of "
+            "this engine on its devices, and is the instance size right?"
+        )
+    return addresses[key]
 
 
 def worker_key(rank: int, device: Any) -> str:

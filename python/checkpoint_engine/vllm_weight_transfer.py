@@ -62,19 +62,32 @@ class CheckpointWeightTransferEngine(WeightTransferEngine):
         # The inherited one waits for an accelerator, which a CPU has none of; our receiver has waited already.
         self.receive_weights(self.parse_update_info(update_info))
 
+    def parse_update_info(self, update_info: dict[str, Any]) -> UpdateInfo:
+        try:
+            info = super().parse_update_info(update_info)
+            if getattr(info, "update_kind", "dense") != "dense":
+                raise ValueError(f"the backend checkpoint_engine has no updates of the kind {info.update_kind}")
+            return info
+        except BaseException:
+            self._reload(begun=True).abandon()  # the worker of vLLM 0.23 has begun one, and will not end it now
+            raise
+
     def receive_weights(self, update_info: UpdateInfo, load_weights: Any = None) -> None:
         """Loads everything that the rank of this worker's device sends.
 
         Up to vLLM 0.23 the worker itself has begun a layerwise reload, ends it afterwards, and gives `load_weights`.
         """
+        reload = self._reload(begun=load_weights is not None)
+        receive(update_info.addresses, self.parallel_config.rank, self._worker_device, reload)
+
+    def _reload(self, begun: bool) -> ModelReload:
         config = getattr(self, "model_config", None) or _config_of(self.model)
-        reload = ModelReload(
+        return ModelReload(
             [(self.model, config)],
             self._worker_device,
-            begun=load_weights is not None,
+            begun=begun,
             drafter=self.model is not getattr(self, "_default_model", self.model),  # vLLM puts it here for its session
         )
-        receive(update_info.addresses, self.parallel_config.rank, self._worker_device, reload)
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:

@@ -1,4 +1,5 @@
 """What our package is to vLLM, against stand-ins of the modules that it uses there; scripts/interop.sh runs the real ones."""
+import dataclasses
 import importlib
 import sys
 import types
@@ -129,6 +130,14 @@ class Base:
 
     def parse_update_info(self, info):
         return self.update_info_cls(**info)
+
+
+@dataclasses.dataclass
+class OldUpdateInfo:
+    """vLLM 0.23's."""
+
+    _: dataclasses.KW_ONLY
+    update_kind: str = "dense"
 
 
 @pytest.fixture
@@ -368,6 +377,33 @@ def test_the_interface_of_vllm_0_23(vllm, monkeypatch):
     engine, _ = backend(monkeypatch, [[("first", Tensor(4, broken=True))]], model)
     initialize(model)
     with pytest.raises(RuntimeError, match="another size"):
+        engine.receive_weights(engine.parse_update_info(ADDRESSES), load_weights=model.load_weights)
+    assert not any(layer.reloading for layer in model.modules())
+
+
+@pytest.mark.parametrize("info, says", [
+    ({"addresses": {"CPU-0": "ipc://@a"}}, "no address for this worker's device CPU-1"),
+    ({"addresses": None}, "NoneType"),
+    ({"adresses": {"CPU-1": "ipc://@b"}}, "adresses"),
+    ({**ADDRESSES, "update_kind": "sparse_flat"}, "no updates of the kind sparse_flat"),
+])
+def test_what_is_refused_ends_the_reload_that_vllm_0_23_has_begun(vllm, monkeypatch, info, says):
+    """Its worker then takes its session for ended, and would leave the parameters on the meta device."""
+    model = Model()
+    monkeypatch.setattr(sys.modules["vllm.distributed.weight_transfer.base"], "WeightTransferUpdateInfo", OldUpdateInfo)
+    engine, called = backend(monkeypatch, WHOLE, model)
+    initialize(model)
+    with pytest.raises((TypeError, ValueError), match=says):
+        engine.receive_weights(engine.parse_update_info(info), load_weights=model.load_weights)
+    assert called == [] and not any(layer.reloading for layer in model.modules())
+
+
+def test_a_device_that_cannot_be_told_ends_it_too(vllm, monkeypatch):
+    model = Model()
+    engine, _ = backend(monkeypatch, WHOLE, model)
+    monkeypatch.setattr(sys.modules["vllm.platforms"], "current_platform", types.SimpleNamespace(device_type="tpu"))
+    initialize(model)
+    with pytest.raises(ValueError, match="tpu"):
         engine.receive_weights(engine.parse_update_info(ADDRESSES), load_weights=model.load_weights)
     assert not any(layer.reloading for layer in model.modules())
 

@@ -62,6 +62,7 @@ vllm() {
 step() {
   case $1 in
     package) PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" torch &&
+      PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" separate &&
       PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" groups &&
       PYTHONPATH=$cache/ours "$python" "$here/prove_package.py" sender --field "$cache/field" ;;
     field) workers "$cache/field:$here" field ;;

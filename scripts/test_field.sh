@@ -28,4 +28,5 @@ failed=0
 PYTHONPATH=$here "$venv/bin/python" "$here/prove_workers.py" --small --program "$release/bin/checkpoint-engine" --cache "$scratch" field || failed=1
 LOGURU_LEVEL=CRITICAL PYTHONPATH=$release/python "$venv/bin/python" "$here/prove_package.py" --field "$site" sender || failed=1
 PYTHONPATH=$release/python "$venv/bin/python" "$here/prove_package.py" torch || failed=1
+PYTHONPATH=$release/python "$venv/bin/python" "$here/prove_package.py" separate || failed=1
 exit $failed

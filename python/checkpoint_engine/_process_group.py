@@ -51,6 +51,9 @@ class DefaultGroup:
             except DeadlineExceededError as error:
                 logger.warning("the process group ends for ranks that have not left it: %s", error)
 
+    def leave_group(self, group: Group) -> None:
+        """It is a list of ranks and nothing more."""
+
     def new_group(self, ranks: Sequence[int] | None) -> Group:
         """All ranks make the same groups in the same order, so that they agree on their numbers."""
         members = self._everybody.ranks if ranks is None else sorted(ranks)
@@ -147,8 +150,9 @@ def join(
     timeout: timedelta = DEFAULT_TIMEOUT,
     secret: str | None = None,
     host: str | None = None,
+    backend: str | None = None,
 ) -> DefaultGroup:
-    """See distributed.init_process_group."""
+    """See distributed.init_process_group; torch's `backend` is nothing here."""
     if secret is None:
         secret = os.environ.get("CHECKPOINT_ENGINE_SECRET", "")
     host = "127.0.0.1" if world_size == 1 else master_host(host)

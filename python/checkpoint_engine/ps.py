@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import _core, _log, _torch_group, distributed
+from . import _core, _log
+from ._default_groups import DefaultGroups
 from ._hosts import host_port, master_host
-from ._process_group import ServerStore
 from .data_types import MemoryBufferMetaList, Metas, metas_json
 from .errors import CheckpointEngineError, InvalidArgumentError
 from .report import UpdateReport
@@ -68,7 +68,7 @@ class ParameterServer:
 
     Args:
         rank, world_size: from the variables of torchrun, Open MPI or Slurm where they are None. 0 is a rank.
-        auto_pg: the default process group, if init_process_group has made one, is destroyed after each update, commit and abort.
+        auto_pg: the default process group, if init_process_group has made it, is destroyed after each update, commit and abort.
         gpu_count: ranks of one host; this rank uses the GPU number rank % gpu_count. None: the launcher's local rank.
         mem_fraction: of the free memory, which an update may use; None: PS_MEM_FRACTION, else 0.9.
         master_addr, master_port: where rank 0 listens. None: MASTER_ADDR, and MASTER_PORT + 1.
@@ -130,13 +130,9 @@ class ParameterServer:
         if transfer_engine is not None:
             options.use_transfer_engine(transfer_engine)
         self._device = device
-        self._master_addr = master_addr
-        self._gpu_count = gpu_count
         self._auto_pg = auto_pg
-        self._torch_group_is_ours = False
-        self._own_group_is_ours = False
-        self._secret = secret
         self._server = _core.ParameterServer(options)
+        self._groups = DefaultGroups(self._server, master_addr, gpu_count, secret)
         # At the end of the process too: ranks that leave are not taken for dead.
         self._finalizer = weakref.finalize(self, _close, self._server, transfer_engine)
 
@@ -229,17 +225,11 @@ class ParameterServer:
 
     def init_process_group(self, *, timeout: timedelta = timedelta(minutes=10)) -> None:
         """Makes a default process group over the job's ranks where there is none: torch's where torch is loaded, and that of
-        checkpoint_engine.distributed where it is another.
+        checkpoint_engine.distributed where it is another; after use_backend("vllm_nccl") that alone.
 
         The engine itself needs none; programs that call collectives between the calls do. Collective.
         """
-        self._torch_group_is_ours |= _torch_group.make(self._server, self._master_addr, self._gpu_count, timeout)
-        if not distributed.uses_torch() and not distributed.is_initialized():
-            store = ServerStore(self._server, timeout)
-            distributed.init_process_group(
-                self.rank, self.world_size, store, timeout=timeout, secret=self._secret, host=self._master_addr
-            )
-            self._own_group_is_ours = True
+        self._groups.make(timeout)
 
     def store_based_barrier(self, timeout: timedelta = timedelta(minutes=5)) -> None:
         """Waits until every rank of the job has called it."""
@@ -329,13 +319,8 @@ class ParameterServer:
             self._leave_groups()
 
     def _leave_groups(self) -> None:
-        if self._auto_pg and self._torch_group_is_ours:
-            self._torch_group_is_ours = False
-            _torch_group.destroy()
-        if self._auto_pg and self._own_group_is_ours:
-            self._own_group_is_ours = False
-            if distributed.is_initialized():
-                distributed.destroy_process_group()
+        if self._auto_pg:
+            self._groups.end()
 
 
 class _CallThread:

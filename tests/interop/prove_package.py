@@ -2,6 +2,7 @@
 
     prove_package.py [--field F] KIND
     KIND: torch    tensors of every dtype through our ParameterServer and our worker, compared bit by bit
+          separate collectives by use_backend("vllm_nccl") beside a default group of the program's own
           groups   torch's default group, which init_process_group() makes (torch 2.2 or newer), and our collectives beside it
           sender   the field's ParameterServer (in F), its own code but for what needs a GPU, into our worker
 """
@@ -112,6 +113,51 @@ def prove_torch(proofs, _):
                 proofs.say(why in str(error) and '"odd"' in str(error), f"refused: {error}")
 
 
+def separate_rank(rank, port, queue):
+    """The default group has the ranks the other way round: whoever used it would get wrong sums and sources."""
+    import torch.distributed
+
+    from checkpoint_engine import distributed
+
+    store = torch.distributed.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.PrefixStore("program", store), rank=1 - rank, world_size=2)
+    program = torch.distributed.group.WORLD
+    distributed.use_backend("vllm_nccl")
+    found = [distributed.is_initialized()]
+    for _ in range(2):  # again over the same store
+        distributed.init_process_group(rank, 2, store, timeout=timedelta(seconds=60))
+        found.append(distributed.is_initialized())
+        turned = torch.full((30, 20), float(rank)).t()
+        distributed.broadcast(turned, src=1)
+        total = torch.tensor([rank + 1])
+        distributed.all_reduce(total)
+        distributed.all_reduce(total, torch.distributed.ReduceOp.MAX)
+        objects = [None, None]
+        distributed.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+        alone = distributed.new_group([1])
+        mine = torch.tensor([rank + 5])
+        distributed.all_reduce(mine, group=alone)
+        distributed.broadcast(mine, 1, alone)
+        distributed.barrier()
+        distributed.destroy_process_group(alone)
+        found += [float(turned.sum()), int(total), [each["rank"] for each in objects], int(mine)]
+        distributed.destroy_process_group()
+        found.append(distributed.is_initialized())
+    gathered = [None, None]
+    torch.distributed.all_gather_object(gathered, rank)
+    found += [gathered, torch.distributed.group.WORLD is program]
+    torch.distributed.destroy_process_group()
+    queue.put((rank, found))
+
+
+def prove_separate(proofs, _):
+    outcomes = dict(on_two_ranks(separate_rank))
+    for rank in range(2):
+        once = [True, 600.0, 3, [0, 1], 5 + rank, False]
+        expected = [False, *once, *once, [1, 0], True]
+        proofs.say(outcomes[rank] == expected, f"rank {rank}: a group beside the program's own, which stays {outcomes[rank]}")
+
+
 def group_rank(rank, port, queue):
     import torch.distributed
 
@@ -151,6 +197,29 @@ def own_group_rank(rank, port, queue):
         torch.distributed.destroy_process_group()
 
 
+def separate_server_rank(rank, port, queue):
+    """What a server makes and ends where vllm_nccl was chosen."""
+    import torch.distributed
+
+    from checkpoint_engine import distributed
+    from checkpoint_engine.ps import ParameterServer
+
+    distributed.use_backend("vllm_nccl")
+    with ParameterServer(rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port, device="host",
+                         job=f"separate-{port}") as server:
+        found = []
+        for _ in range(2):
+            server.init_process_group(timeout=timedelta(seconds=60))
+            total = torch.tensor([rank + 1])
+            distributed.all_reduce(total)
+            server.register_checkpoint("c", named_tensors=make_tensors(["bfloat16"]) if rank == 0 else {})
+            server.gather_metas("c")
+            server.update("c", lambda addresses: receive(addresses[rank][1], {}), timeout=60)
+            server.unregister_checkpoint("c")
+            found.append((int(total), torch.distributed.is_initialized(), distributed.is_initialized()))
+        queue.put(found)
+
+
 def on_two_ranks(body):
     context = multiprocessing.get_context("spawn")
     queue, port = context.Queue(), free_port()
@@ -168,6 +237,8 @@ def prove_groups(proofs, _):
     proofs.say(outcomes == [(3, False, 4)] * 2, f"torch's default group is made, works, and is destroyed after the update {outcomes}")
     outcomes = on_two_ranks(own_group_rank)
     proofs.say(outcomes == [(True, 3.0, True)] * 2, f"the engine's own collectives with torch's tensors, beside torch's group {outcomes}")
+    outcomes = on_two_ranks(separate_server_rank)
+    proofs.say(outcomes == [[(3, False, False)] * 2] * 2, f"a server makes a separate group, and no default one {outcomes}")
 
 
 class CpuModule:
@@ -289,10 +360,11 @@ def prove_sender(proofs, field):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--field", type=pathlib.Path)
-    parser.add_argument("kind", choices=("torch", "groups", "sender"))
+    parser.add_argument("kind", choices=("torch", "separate", "groups", "sender"))
     options = parser.parse_args()
     proofs = Proofs()
-    {"torch": prove_torch, "groups": prove_groups, "sender": prove_sender}[options.kind](proofs, options.field)
+    kinds = {"torch": prove_torch, "separate": prove_separate, "groups": prove_groups, "sender": prove_sender}
+    kinds[options.kind](proofs, options.field)
     print(f"{proofs.said - proofs.failed} passed, {proofs.failed} failed")
     sys.exit(1 if proofs.failed else 0)
 

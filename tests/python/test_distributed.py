@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from datetime import timedelta
 
 import numpy
@@ -211,6 +212,95 @@ def test_without_a_group():
         distributed.use_backend("gloo")
     with pytest.raises(ValueError, match="store"):
         distributed.init_process_group(1, 2, None)
+
+
+class NotToBeUsed:
+    """torch's default group, which is a trainer's."""
+
+    def is_initialized(self):
+        return True
+
+    def __getattr__(self, name):
+        raise AssertionError(f"torch.distributed.{name} is of the trainer's group")
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    """A process with torch loaded, and a default group of its own; what was asked of torch's other objects."""
+    calls = []
+
+    class Gloo:
+        def __init__(self, store, rank, size, timeout):
+            calls.append((store, rank, size, timeout.total_seconds()))
+
+        def allreduce(self, tensor, op):
+            calls.append((tensor, op))
+            return types.SimpleNamespace(wait=lambda: None)
+
+        def shutdown(self):
+            calls.append("shutdown")
+
+    modules = NotToBeUsed()
+    modules.HashStore = lambda: types.SimpleNamespace(add=lambda key, amount: amount)
+    modules.PrefixStore = lambda prefix, store: prefix
+    modules.ReduceOp = types.SimpleNamespace(SUM="the sum")
+    modules.ProcessGroupGloo = Gloo
+
+    class Zero:
+        detach = contiguous = lambda self: self
+        data_ptr = lambda self: 7
+
+    torch = types.ModuleType("torch")
+    torch.distributed, torch.cuda = modules, types.SimpleNamespace(is_available=lambda: False)
+    torch.device, torch.zeros = lambda kind: kind, lambda count, device: Zero()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", modules)
+    distributed.use_backend("vllm_nccl")
+    yield calls
+    distributed.use_backend(None)
+
+
+def test_a_separate_group_leaves_torchs_default_group_alone(trainer):
+    assert not distributed.is_initialized()
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        distributed.destroy_process_group()
+    distributed.init_process_group(0, 1, timeout=timedelta(seconds=9))
+    assert distributed.is_initialized() and not distributed.uses_torch()
+    with pytest.raises(RuntimeError, match="already"):
+        distributed.init_process_group(0, 1)
+    some = distributed.new_group([0])
+    distributed.barrier(some)
+    distributed.destroy_process_group(some)
+    with pytest.raises(RuntimeError, match="destroyed"):
+        distributed.barrier(some)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    assert not distributed.is_initialized()
+    assert [call[1] for call in trainer if len(call) == 2] == ["the sum"] * 2
+    assert [call for call in trainer if len(call) != 2] == [("0", 0, 1, 9.0), ("1", 0, 1, 9.0), "shutdown", "shutdown"]
+    for wrong, why in (({"ranks": [0, 1]}, "no ranks"), ({"ranks": [0, 0]}, "no ranks")):
+        distributed.init_process_group(0, 1)
+        with pytest.raises(ValueError, match=why):
+            distributed.new_group(**wrong)
+        distributed.destroy_process_group()
+    with pytest.raises(ValueError, match="store of torch"):
+        distributed.init_process_group(0, 2)
+    with pytest.raises(ValueError, match="mpi"):
+        distributed.init_process_group(0, 1, backend="mpi")
+
+
+def test_a_server_ends_the_group_that_it_has_made_and_no_other():
+    with ParameterServer(rank=0, world_size=1, device="host", job=f"groups-{os.getpid()}") as server:
+        server.register_checkpoint("c", named_tensors={"a": numpy.arange(3)})
+        server.gather_metas("c")
+        server.init_process_group()
+        distributed.destroy_process_group()
+        distributed.init_process_group(0, 1)  # the program's own
+        try:
+            server.abort(server.prepare("c"))
+            assert distributed.is_initialized()
+        finally:
+            distributed.destroy_process_group()
 
 
 def server_rank(path, queue, rank, port):

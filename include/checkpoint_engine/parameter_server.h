@@ -245,7 +245,7 @@ class ParameterServer {
                               const UpdateOptions& options = {});
 
   /// Ends the calls of this server that other threads wait in, with `cause`: an update on every
-  /// rank. Does not wait. Registering is not ended.
+  /// rank, a registration here. Does not wait.
   virtual void cancel(const Status& cause) = 0;
 
   /// Collective over all ranks of the job.

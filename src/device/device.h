@@ -75,6 +75,12 @@ class PinnedRange {
   virtual ~PinnedRange() = default;
 };
 
+/// While it lives, Device::make_current() holds; it ends on the thread that began it.
+class CurrentDevice {
+ public:
+  virtual ~CurrentDevice() = default;
+};
+
 struct DeviceMemory {
   std::uint64_t free_bytes;  ///< at this moment
   std::uint64_t total_bytes;
@@ -94,6 +100,9 @@ class Device {
   /// Device memory of the CUDA context that making this device has made, as far as nobody else took
   /// any meanwhile. 0 where the process had one already, and where the driver does not say.
   virtual std::uint64_t context_bytes() const { return 0; }
+  /// For libraries that work with the GPU that is current on the calling thread (NCCL): it is this
+  /// one as long as the result lives. Null on host.
+  virtual std::unique_ptr<CurrentDevice> make_current() { return nullptr; }
   /// The NUMA node whose host memory is nearest; -1 where there is no such node or it is unknown.
   virtual int numa_node() const { return -1; }
   /// True for memory of a device, which the processor cannot read: of this one, or one that its

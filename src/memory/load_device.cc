@@ -3,8 +3,10 @@
 // seventh of the speed.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -24,6 +26,8 @@ constexpr std::size_t kWindow = 4;  // chunks queued at once
 // again, and makes new ones only for what nobody has waited for.
 constexpr std::size_t kDigestWindow = 8;
 constexpr int kMostThreads = 16;
+// Between two looks at deadline and abort while a piece is being pinned.
+constexpr std::chrono::milliseconds kLook{20};
 
 /// Pieces of a pool that are touched and pinned, in the order given, ahead of whoever waits for
 /// them.
@@ -45,9 +49,13 @@ class PinnedAhead {
     thread_.join();
   }
 
-  Status wait(std::size_t piece) {
+  /// `wanted` is asked now and then: what it says instead of ok ends the wait.
+  Status wait(std::size_t piece, const std::function<Status()>& wanted) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return ready_[piece] || !status_.is_ok(); });
+    while (!ready_[piece] && status_.is_ok()) {
+      CKPT_RETURN_IF_ERROR(wanted());
+      changed_.wait_for(lock, kLook);
+    }
     return ready_[piece] ? Status() : status_;
   }
 
@@ -100,6 +108,7 @@ class DeviceLoad {
   Status digest_arrived(std::size_t tensor, ThreadPool& threads);
   std::size_t piece_of(std::uint64_t offset) const;
   std::vector<std::size_t> needed_pieces() const;
+  Status still_wanted() const;
   Status wait_for_oldest();
   Status wait(CopyStream& stream, CopyStream::Ticket ticket);
 
@@ -137,12 +146,23 @@ Status DeviceLoad::digest(std::size_t tensor) {
 Status DeviceLoad::digest_arrived(std::size_t tensor, ThreadPool& threads) {
   TensorDigest& digest = digests_[tensor];
   const std::byte* const data = pool_.pointer(tensors_[tensor].pool_offset);
-  return threads.for_each(digest.sums.size(), [&](std::size_t block) {
+  return threads.for_each(digest.sums.size(), [&](std::size_t block) -> Status {
+    CKPT_RETURN_IF_ERROR(still_wanted());
     const std::uint64_t at = block * TensorSums::kBlockBytes;
     const std::uint64_t bytes = std::min(TensorSums::kBlockBytes, tensors_[tensor].bytes - at);
     digest.sums[block] = digest_sum(data + at, bytes, at / 8);
     return Status();
   });
+}
+
+// Waiting for copies hears it too, but where pinning is the limit they are there already.
+Status DeviceLoad::still_wanted() const {
+  if (options_.abort != nullptr && options_.abort->raised()) return options_.abort->cause();
+  if (options_.deadline.expired()) {
+    return deadline_exceeded(concat("loading ", tensors_.size(), " tensors of ", device_.name(),
+                                    " into host memory: ", format_bytes(done_), " were there"));
+  }
+  return Status();
 }
 
 Status DeviceLoad::wait(CopyStream& stream, CopyStream::Ticket ticket) {
@@ -184,7 +204,8 @@ Status DeviceLoad::copy(std::size_t tensor, PinnedAhead& pinned) {
   while (left > 0) {
     CKPT_ASSIGN_OR_RETURN(const auto runs, pool_.cut(offset, std::min(left, kChunkBytes)));
     for (const PoolRun& run : runs) {
-      CKPT_RETURN_IF_ERROR(pinned.wait(piece_of(run.offset)));
+      CKPT_RETURN_IF_ERROR(pinned.wait(piece_of(run.offset), [this] { return still_wanted(); }));
+      CKPT_RETURN_IF_ERROR(still_wanted());
       if (queued_.size() == kWindow) CKPT_RETURN_IF_ERROR(wait_for_oldest());
       CKPT_RETURN_IF_ERROR(copies_->copy(run.data, from, run.bytes));
       CKPT_ASSIGN_OR_RETURN(const auto ticket, copies_->mark());

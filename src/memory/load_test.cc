@@ -1,16 +1,20 @@
 #include "memory/load.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "base/host.h"
 #include "base/strings.h"
@@ -89,10 +93,12 @@ class DeviceOfPins final : public Device {
   }
   Result<std::unique_ptr<PinnedRange>> pin(std::byte* data, std::uint64_t bytes) override {
     if (refuses) return resource_exhausted("locked memory");
+    if (on_pin) on_pin();
     return inner_->pin(data, bytes);
   }
   bool digests(const std::byte* data) const override { return !far.contains(data); }
   bool refuses = false;
+  std::function<void()> on_pin;
   std::set<const std::byte*> far;  ///< what it can copy only
   std::size_t most_due = 0;        ///< digests that a stream of it had queued at once
 
@@ -386,6 +392,41 @@ TEST_F(LoadTest, AnAbortAndADeadlineEndItBetweenBlocks) {
                 .status()
                 .code(),
             StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(LoadTest, AnAbortAndADeadlineEndACopyOutOfADevice) {
+  const auto pool = *HostPool::create(pool_bytes_);
+  DeviceOfPins device;
+  AbortSignal abort;
+  LoadOptions aborted_early = options();
+  aborted_early.abort = &abort;
+  std::uint64_t last = 0;
+  aborted_early.progress = [&](std::uint64_t done) {
+    last = done;
+    if (done > 2 * kMiB) abort.raise(aborted("rank 3 is gone"));
+  };
+  const Status status = load_device(*pool, tensors_, pointers_, device, aborted_early).status();
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("rank 3 is gone"));
+  EXPECT_LT(last, total_);
+  LoadOptions late = options();
+  late.deadline = Deadline::after_seconds(0);
+  EXPECT_EQ(load_device(*pool, tensors_, pointers_, device, late).status().code(),
+            StatusCode::kDeadlineExceeded);
+}
+
+// The device pins a piece for as long as it takes; nobody waits for that.
+TEST_F(LoadTest, AnAbortIsHeardWhileAPieceIsPinned) {
+  const auto pool = *HostPool::create(pool_bytes_);
+  DeviceOfPins device;
+  AbortSignal abort;
+  device.on_pin = [&] {
+    abort.raise(aborted("rank 3 is gone"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  };
+  LoadOptions waiting = options();
+  waiting.abort = &abort;
+  EXPECT_THAT(load_device(*pool, tensors_, pointers_, device, waiting).status().message(),
+              ::testing::HasSubstr("rank 3 is gone"));
 }
 
 TEST_F(LoadTest, RefusesPlacesThatDoNotFit) {

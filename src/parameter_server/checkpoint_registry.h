@@ -36,10 +36,6 @@ class CheckpointRegistry {
   /// size is the same, else waits for that. Waits for readers of other jobs. What was gathered of
   /// it is forgotten.
   Status remove(const std::string& name, bool force);
-  void clear() {
-    offered_copy_.reset();
-    checkpoints_.clear();
-  }
   /// What this rank holds of `name`; null: nothing.
   const RegisteredCheckpoint* find(const std::string& name) const;
 

@@ -101,10 +101,8 @@ Status DeliverLane::take_ack(std::uint32_t bucket, Deadline deadline, AbortSigna
   counts_.verified_tensors += context_.wire == Wire::kNative ? ack.verified_tensors
                               : context_.verify              ? ack.tensors
                                                              : 0;
-  counts_.worker_seconds += ack.load_seconds;
   counts_.check_seconds += ack.verify_seconds;
   if (ack.verify_seconds > 0) counts_.checked_bytes += ack.bytes;
-  ++counts_.buckets;
   context_.progress.publish(context_.layout.acknowledged(context_.rank), bucket + std::uint64_t{1});
   if (context_.progress_report) context_.progress_report(counts_.bytes);
   return Status();

@@ -34,8 +34,7 @@ struct DeliverContext {
 };
 
 struct DeliverCounts {
-  std::uint64_t tensors = 0, bytes = 0, verified_tensors = 0, buckets = 0;
-  double worker_seconds = 0;  ///< as the worker measured its loading
+  std::uint64_t tensors = 0, bytes = 0, verified_tensors = 0;
   /// In which this rank checked its ring before a stock worker was told, or a native worker checked
   /// its ring in a pass of its own; and how much was checked so.
   double check_seconds = 0;

@@ -88,7 +88,8 @@ std::unique_ptr<EngineCallThread> EngineCallThread::start(
     const Status status = run_guarded(call, all_ranks, shared->context);
     {
       const std::lock_guard lock(shared->mutex);
-      // A call that outlived its update has nobody to tell.
+      // A call that outlived its update has nobody to tell. Locked, so that the destructor cannot
+      // end the update between the question and the telling.
       if (!shared->done && returned) returned(status);
       shared->done = true;
     }

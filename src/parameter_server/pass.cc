@@ -50,7 +50,11 @@ Result<std::unique_ptr<Pass>> Pass::prepare(const PassSetup& setup, std::uint32_
                         plan_pass(setup, number, std::move(recipients), cached));
   std::unique_ptr<Pass> pass(new Pass(setup, number, std::move(planned)));
   const auto begin = std::chrono::steady_clock::now();
-  CKPT_RETURN_IF_ERROR(pass->allocate_and_open(std::move(address)));
+  if (const Status status = pass->allocate_and_open(std::move(address)); !status.is_ok()) {
+    // Before the memory goes: who opens it in the meantime would have another cause.
+    setup.control.abort(setup.epoch, status.on_rank(setup.rank));
+    return status;
+  }
   pass->prepare_stages_.push_back({"allocate", seconds_since(begin), 0});
   if (const DeviceBuffer* staging = pass->buffers_->receive_staging()) {
     pass->prepare_stages_.push_back({pass->buffers_->receives_on_device()

@@ -101,7 +101,7 @@ Result<PassOffer> own_offer(const PassSetup& setup, const std::vector<int>& reci
   mine.device_kind = setup.device.kind();
   mine.device_uuid = setup.device.uuid();
   CKPT_ASSIGN_OR_RETURN(DeviceMemory memory, memory_for_pass(setup, recipients.size()));
-  if (setup.communicator != nullptr) {
+  if (setup.communicator != nullptr && recipients.size() > 1) {
     // It is made when ring and staging have been allocated.
     memory.free_bytes -= std::min(memory.free_bytes, setup.communicator->bytes_to_come());
   }

@@ -51,14 +51,14 @@ class Bench {
     return bench;
   }
 
-  Status make_communicator(std::shared_ptr<const NcclApi> api) {
+  Status make_communicator(std::shared_ptr<const NcclApi> api, Device& device) {
     CKPT_ASSIGN_OR_RETURN(const NcclUniqueId key, agree_on_key(*server_, *api));
     std::vector<int> members(static_cast<std::size_t>(server_->world_size()));
     std::iota(members.begin(), members.end(), 0);
     AbortSignal never;
     CKPT_ASSIGN_OR_RETURN(
         communicator_,
-        NcclCommunicator::create(std::move(api), key, std::move(members), server_->rank(),
+        NcclCommunicator::create(std::move(api), key, std::move(members), server_->rank(), device,
                                  Deadline::after_seconds(kPatienceSeconds), never));
     return Status();
   }
@@ -143,7 +143,7 @@ Result<json> measure_nccl(ParameterServer& server, Device& device) {
   };
   const int all = server.world_size();
   CKPT_RETURN_IF_ERROR(
-      timed("make_seconds", [&] { return bench.make_communicator(std::move(api)); }));
+      timed("make_seconds", [&] { return bench.make_communicator(std::move(api), device); }));
   CKPT_RETURN_IF_ERROR(note("communicator_bytes"));
   CKPT_RETURN_IF_ERROR(timed("connect_seconds", [&] { return bench.call(all, kSmallCall); }));
   CKPT_RETURN_IF_ERROR(note("small_call_bytes"));

@@ -193,7 +193,7 @@ Result<json> RankRun::run_until_death() {
   return json{{"told_at", seconds_since({})}, {"cause", failed.status().to_string()}};
 }
 
-// Rank 0 cancels when it has a third; how long it takes to return then.
+// Rank 0 cancels when it has a third; how long it takes then until this rank's update returns.
 Status RankRun::measure_failures() {
   double slowest = 0;
   std::vector<std::string> numbers;
@@ -207,7 +207,13 @@ Status RankRun::measure_failures() {
       server_->cancel(aborted("cancelled on purpose"));
     };
     if (update(options, numbers)) return internal_error("a cancelled update has succeeded");
-    if (cancelled) slowest = std::max(slowest, seconds_since(*cancelled));
+    const Clock::time_point returned = Clock::now();
+    // The ranks are on one machine, whose clock is everybody's.
+    const std::string told = cancelled ? concat(cancelled->time_since_epoch().count()) : "";
+    CKPT_ASSIGN_OR_RETURN(const auto all, server_->all_gather(told, kPatienceSeconds));
+    if (all.front().empty()) return internal_error("an update failed before it was cancelled");
+    const Clock::time_point begin(Clock::duration(std::stoll(all.front())));
+    slowest = std::max(slowest, std::chrono::duration<double>(returned - begin).count());
     CKPT_RETURN_IF_ERROR(meet_worker());
   }
   measured_["cancelled_seconds"] = slowest;

@@ -1,7 +1,6 @@
 #include "collective/nccl/kept_communicator.h"
 
 #include <cstring>
-#include <thread>
 
 #include "base/host.h"
 #include "base/strings.h"
@@ -34,13 +33,8 @@ Status KeptCommunicator::make(std::span<const std::byte> key, std::vector<int> m
                                  " bytes for a communicator, not ", sizeof(id.bytes)));
   }
   std::memcpy(id.bytes, key.data(), key.size());
-  // NCCL takes the GPU that is current on the thread. The caller's thread may have another one,
-  // which it keeps; a thread that never chose one keeps the GPU of its first call.
-  Status status;
-  std::thread maker(
-      [&] { status = make_here(id, std::move(members), rank, device, deadline, abort); });
-  maker.join();
-  if (!status.is_ok()) {
+  if (Status status = make_here(id, std::move(members), rank, device, deadline, abort);
+      !status.is_ok()) {
     communicator_.reset();
     return status;
   }
@@ -52,10 +46,9 @@ Status KeptCommunicator::make(std::span<const std::byte> key, std::vector<int> m
 
 Status KeptCommunicator::make_here(const NcclUniqueId& id, std::vector<int> members, int rank,
                                    Device& device, Deadline deadline, AbortSignal& abort) {
-  // Asking also makes the GPU current.
   CKPT_ASSIGN_OR_RETURN(const DeviceMemory before, device.memory());
-  CKPT_ASSIGN_OR_RETURN(
-      communicator_, NcclCommunicator::create(api_, id, std::move(members), rank, deadline, abort));
+  CKPT_ASSIGN_OR_RETURN(communicator_, NcclCommunicator::create(api_, id, std::move(members), rank,
+                                                                device, deadline, abort));
   CKPT_RETURN_IF_ERROR(connect(device, deadline, abort));
   CKPT_ASSIGN_OR_RETURN(const DeviceMemory after, device.memory());
   device_bytes_ = before.free_bytes > after.free_bytes ? before.free_bytes - after.free_bytes : 0;

@@ -20,9 +20,6 @@ using NcclHandle = struct NcclOpaque*;
 /// ncclResult_t, as far as it is told apart here.
 enum NcclResult : int {
   kNcclSuccess = 0,
-  kNcclUnhandledCudaError = 1,
-  kNcclSystemError = 2,
-  kNcclInvalidUsage = 5,
   kNcclRemoteError = 6,
   kNcclInProgress = 7,
 };

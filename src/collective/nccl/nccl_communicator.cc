@@ -16,8 +16,10 @@ constexpr std::chrono::microseconds kPollInterval{10};
 
 Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::create(
     std::shared_ptr<const NcclApi> api, const NcclUniqueId& id, std::vector<int> members, int rank,
-    Deadline deadline, AbortSignal& abort) {
-  std::unique_ptr<NcclCommunicator> made(new NcclCommunicator(std::move(api), std::move(members)));
+    Device& device, Deadline deadline, AbortSignal& abort) {
+  std::unique_ptr<NcclCommunicator> made(
+      new NcclCommunicator(std::move(api), std::move(members), device));
+  const auto current = device.make_current();
   NcclConfig config;
   const int result = made->api_->comm_init_rank_config(
       &made->handle_, static_cast<int>(made->members_.size()), id, made->member(rank), &config);
@@ -62,6 +64,7 @@ Status NcclCommunicator::settle(int result, const char* what, Deadline deadline,
 Status NcclCommunicator::broadcast(std::span<const NcclBroadcast> group, void* stream,
                                    Deadline deadline, AbortSignal& abort) {
   if (!usable_) return failed_precondition("this communicator was aborted");
+  const auto current = device_.make_current();
   if (const int result = api_->group_start(); result != kNcclSuccess) {
     return failure(result, "a group call");
   }
@@ -78,6 +81,7 @@ Status NcclCommunicator::broadcast(std::span<const NcclBroadcast> group, void* s
 }
 
 Status NcclCommunicator::check() {
+  const auto current = device_.make_current();
   int result = kNcclSuccess;
   const int asked = api_->comm_get_async_error(handle_, &result);
   if (asked != kNcclSuccess) return failure(asked, "a group call");
@@ -86,11 +90,13 @@ Status NcclCommunicator::check() {
 }
 
 void NcclCommunicator::abort() {
+  const auto current = device_.make_current();
   if (usable_.exchange(false)) api_->comm_abort(handle_);
 }
 
 void NcclCommunicator::release(Deadline deadline, AbortSignal& abort_signal) {
   if (!usable_) return;
+  const auto current = device_.make_current();
   if (!settle(api_->comm_finalize(handle_), "ending a communicator", deadline, abort_signal)
            .is_ok()) {
     abort();

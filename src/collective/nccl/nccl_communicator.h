@@ -12,6 +12,7 @@
 #include "base/deadline.h"
 #include "checkpoint_engine/status.h"
 #include "collective/nccl/nccl_api.h"
+#include "device/device.h"
 
 namespace ckpt {
 
@@ -23,15 +24,17 @@ struct NcclBroadcast {
   int root;
 };
 
-/// Used by one thread at a time; abort() from any.
+/// Used by one thread at a time; abort() from any. Makes its GPU current on the calling thread for
+/// each call: without one NCCL would make a context on the first GPU, which is another rank's.
 class NcclCommunicator {
  public:
-  /// Collective over `members` (ranks, ascending); the GPU that it shall use is current. Waits for
-  /// all of them, until the deadline.
+  /// Collective over `members` (ranks, ascending), on the GPU `device`, which outlives it. Waits
+  /// for all of them, until the deadline.
   static Result<std::unique_ptr<NcclCommunicator>> create(std::shared_ptr<const NcclApi> api,
                                                           const NcclUniqueId& id,
                                                           std::vector<int> members, int rank,
-                                                          Deadline deadline, AbortSignal& abort);
+                                                          Device& device, Deadline deadline,
+                                                          AbortSignal& abort);
   /// Aborts what is under way.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -56,13 +59,14 @@ class NcclCommunicator {
   void release(Deadline deadline, AbortSignal& abort_signal);
 
  private:
-  NcclCommunicator(std::shared_ptr<const NcclApi> api, std::vector<int> members)
-      : api_(std::move(api)), members_(std::move(members)) {}
+  NcclCommunicator(std::shared_ptr<const NcclApi> api, std::vector<int> members, Device& device)
+      : api_(std::move(api)), members_(std::move(members)), device_(device) {}
   Status settle(int result, const char* what, Deadline deadline, AbortSignal& abort);
   Status failure(int result, const char* what) const;
 
   const std::shared_ptr<const NcclApi> api_;
   const std::vector<int> members_;
+  Device& device_;
   NcclHandle handle_ = nullptr;
   std::atomic<bool> usable_{false};
 };

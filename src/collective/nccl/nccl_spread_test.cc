@@ -68,8 +68,8 @@ class StuckNcclTest : public ::testing::Test {
       rank.schedule = make_schedule(plan_, topology_.ranks, i);
       rank.ring.resize(plan_.options.ring_bytes);
       rank.staging.resize(rank.schedule.fill_slots * plan_.options.chunk_bytes);
-      rank.communicator =
-          must(NcclCommunicator::create(api, id, {0, 1}, i, Deadline::after_seconds(30), abort_));
+      rank.communicator = must(NcclCommunicator::create(api, id, {0, 1}, i, *device_,
+                                                        Deadline::after_seconds(30), abort_));
       rank.pulled = std::make_unique<PullProgress>(rank.schedule, progress_, layout_, i);
       rank.spread = std::make_unique<NcclSpread>(NcclContext{
           plan_, rank.schedule, progress_, layout_, *rank.pulled, i, rank.ring.data(),
@@ -107,6 +107,7 @@ class StuckNcclTest : public ::testing::Test {
     for (std::thread& thread : threads) thread.join();
   }
 
+  const std::shared_ptr<Device> device_ = make_host_device();
   AbortSignal abort_;
   std::atomic<int> waiting_{0};
   const testing::Topology topology_;

@@ -118,7 +118,7 @@ Result<Spreads> chain_and_nccl(RankPass& pass) {
   CKPT_ASSIGN_OR_RETURN(
       auto communicator,
       NcclCommunicator::create(fake_nccl(), key_of(pass), pass.layout.spread_ranks(), pass.rank,
-                               Deadline::after_seconds(30), never));
+                               pass.device, Deadline::after_seconds(30), never));
   CKPT_ASSIGN_OR_RETURN(auto stream, pass.device.make_stream());
   spreads.push_back(
       std::make_unique<NcclForAPass>(pass, std::move(communicator), std::move(stream)));
@@ -161,12 +161,11 @@ Result<Spreads> nccl_alone(RankPass& pass) {
   if (pass.key.size() != sizeof(id.bytes)) return internal_error("a rank has made no key");
   std::memcpy(id.bytes, pass.key.data(), pass.key.size());
   CKPT_ASSIGN_OR_RETURN(auto nccl, load_nccl());
-  // Asking makes the GPU current on this thread.
-  CKPT_RETURN_IF_ERROR(pass.device.memory().status());
   AbortSignal never;
-  CKPT_ASSIGN_OR_RETURN(auto communicator,
-                        NcclCommunicator::create(std::move(nccl), id, pass.layout.spread_ranks(),
-                                                 pass.rank, Deadline::after_seconds(60), never));
+  CKPT_ASSIGN_OR_RETURN(
+      auto communicator,
+      NcclCommunicator::create(std::move(nccl), id, pass.layout.spread_ranks(), pass.rank,
+                               pass.device, Deadline::after_seconds(60), never));
   CKPT_ASSIGN_OR_RETURN(auto stream, pass.device.make_stream());
   Spreads spreads;
   spreads.push_back(

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <utility>
 
 #include "base/strings.h"
@@ -85,6 +86,26 @@ class RegisteredRange final : public PinnedRange {
   std::byte* const data_;
 };
 
+class CurrentGpu final : public CurrentDevice {
+ public:
+  explicit CurrentGpu(std::shared_ptr<const Gpu> gpu) : gpu_(std::move(gpu)), scope_(*gpu_) {}
+
+ private:
+  const std::shared_ptr<const Gpu> gpu_;
+  const GpuScope scope_;
+};
+
+// What kind of memory `data` is. Asking takes a context on the current GPU of the thread.
+std::optional<cudaPointerAttributes> attributes_of(const std::byte* data, const Gpu& gpu) {
+  const GpuScope scope(gpu);
+  cudaPointerAttributes attributes{};
+  if (::cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+    ::cudaGetLastError();
+    return std::nullopt;
+  }
+  return attributes;
+}
+
 std::string format_uuid(const cudaUUID_t& uuid) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text = "GPU-";
@@ -128,21 +149,17 @@ class CudaDevice final : public Device {
   }
 
   std::uint64_t context_bytes() const override { return context_bytes_; }
+  std::unique_ptr<CurrentDevice> make_current() override {
+    return std::make_unique<CurrentGpu>(gpu_);
+  }
   bool holds(const std::byte* data) const override {
-    cudaPointerAttributes attributes{};
-    if (::cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
-      ::cudaGetLastError();
-      return false;
-    }
-    return attributes.type == cudaMemoryTypeDevice;
+    const auto attributes = attributes_of(data, *gpu_);
+    return attributes && attributes->type == cudaMemoryTypeDevice;
   }
   bool digests(const std::byte* data) const override {
-    cudaPointerAttributes attributes{};
-    if (::cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
-      ::cudaGetLastError();
-      return false;
-    }
-    return attributes.type != cudaMemoryTypeDevice || attributes.device == gpu_->ordinal;
+    const auto attributes = attributes_of(data, *gpu_);
+    return attributes &&
+           (attributes->type != cudaMemoryTypeDevice || attributes->device == gpu_->ordinal);
   }
   Result<std::unique_ptr<DeviceBuffer>> allocate(std::uint64_t bytes,
                                                  const std::string& name) override;

@@ -148,6 +148,10 @@ def check(r):
     name = f"{r['total_bytes'] / 1e9:.2f} GB, {r['ranks']} ranks, {r['gpus']} GPUs, {r['collective']}"
     limit(f"{name}: made by later updates", r["streams_made_later"], 0, "streams and tables")
     limit(f"{name}: cancelled update returns", r["cancelled_seconds"], 1, "s")
+    by_gpu = {}
+    for rank in r["by_rank"]: by_gpu[rank["gpu"]] = max(by_gpu.get(rank["gpu"], 0), rank["kept_device_bytes"])
+    if r["ranks"] == r["gpus"]:  # a context on a GPU that is another rank's would be seen here
+        limit(f"{name}: kept on one GPU more than on another", (max(by_gpu.values()) - min(by_gpu.values())) / 2**30, 0.25, "GiB")
     if r["collective"] == "nccl" or r["loaded"]: return  # NCCL's memory, and the network's rate
     if not r["keep_buffers"]: limit(f"{name}: kept after all updates", r["kept_device_bytes"] / 2**30, 0.1, "GiB")
     if r["collective"] == "chain" or r["hosts"] > 1 or r["ranks"] > r["gpus"] or r["worker"] != "native": return

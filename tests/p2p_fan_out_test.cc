@@ -79,6 +79,25 @@ TEST(FanOut, AJobThatStopsHalfWayEndsThoseThatFollowIt) {
   expect_whole(following, checkpoint);
 }
 
+TEST(FanOut, WhatIsOfferedIsCheckedAlsoWhereWorkersCheckNothing) {
+  OwnerInAFile owner;
+  Job middle({.ranks = 1});
+  expect_ok(load_metas(middle, metas_of(owner.job)));
+  expect_ok(offer_loaded(middle));
+  owner.damage();
+  UpdateOptions unchecked;
+  unchecked.verify = false;
+  auto engines = one_engine(1);
+  expect_refused(update(middle, "c", engines, unchecked), "is kept for other jobs");
+  owner.repair();
+  expect_ok(update(middle, "c", engines, unchecked));
+  Job last({.ranks = 1});
+  expect_ok(load_metas(last, metas_of(middle)));
+  auto following = one_engine(1);
+  expect_ok(update(last, "c", following));
+  expect_whole(following, {{owner.tensor.info.name, owner.tensor}});
+}
+
 TEST(FanOut, OnlyWhatWasLoadedCanBeOffered) {
   Job running({.ranks = 1});
   ASSERT_TRUE(running.load("c", small_model(1, 1)).is_ok());

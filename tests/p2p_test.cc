@@ -1,13 +1,7 @@
 // Updates out of another job's memory: metas of a job that runs are loaded by one that owns
 // nothing.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cstdlib>
-#include <fstream>
 
-#include "base/fd.h"
-#include "base/host.h"
 #include "support/p2p_jobs.h"
 
 namespace ckpt::testing {
@@ -153,23 +147,10 @@ TEST(FromAnotherJob, ASecondRegistrationInTheMiddleDisturbsNoReader) {
 }
 
 TEST(FromAnotherJob, DamagedMemoryIsFoundByItsDigest) {
-  const std::string path = concat("/dev/shm/ckpt-integrity-", random_id(), ".bin");
-  const OwnedTensor tensor = random_tensor("model.layers.0.weight", 3 << 20, 5);
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(tensor.bytes.data()), 3 << 20);
-  UniqueFd file(::open(path.c_str(), O_RDWR));
-  ASSERT_TRUE(file);
-  Job running({.ranks = 1});
-  ASSERT_TRUE(
-      running.server(0)
-          .register_checkpoint("c", {.files = {{tensor.info, path, 0}},
-                                     .shared_memory_files = SharedMemoryFiles::kUseAndRemove})
-          .is_ok());
-  ASSERT_TRUE(running.server(0).gather_metas("c").is_ok());
+  OwnerInAFile owner;
   Job fresh({.ranks = 1});
-  expect_ok(load_metas(fresh, metas_of(running)));
-  const char wrong = static_cast<char>(tensor.bytes[1234567] ^ std::byte{0x10});
-  ASSERT_EQ(::pwrite(file.get(), &wrong, 1, 1234567), 1);
+  expect_ok(load_metas(fresh, metas_of(owner.job)));
+  owner.damage();
   auto engines = one_engine(1);
   expect_refused(update(fresh, "c", engines), "model.layers.0.weight");
 }

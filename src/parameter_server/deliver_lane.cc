@@ -93,7 +93,7 @@ Status DeliverLane::take_ack(std::uint32_t bucket, Deadline deadline, AbortSigna
                             bucket, "; run with --no-verify to allow that"));
   }
   if (context_.offer != nullptr) {
-    CKPT_RETURN_IF_ERROR(context_.offer->confirm(bucket, deadline, abort));
+    CKPT_RETURN_IF_ERROR(context_.offer->confirm(bucket, context_.verify, deadline, abort));
   }
   counts_.tensors += ack.tensors;
   counts_.bytes += ack.bytes;

@@ -106,10 +106,15 @@ Status OfferLane::run(Deadline deadline, AbortSignal& abort) {
   return status;
 }
 
-Status OfferLane::confirm(std::uint32_t bucket, Deadline deadline, AbortSignal& abort) {
+Status OfferLane::confirm(std::uint32_t bucket, bool checked, Deadline deadline,
+                          AbortSignal& abort) {
   CKPT_RETURN_IF_ERROR(copied_.wait(0, bucket + std::uint64_t{1}, deadline, abort)
                            .with_context(concat("bucket ", bucket, " is kept for other jobs")));
-  context_.copy.confirm(context_.catalog, context_.plan, context_.plan.buckets[bucket]);
+  const Bucket& planned = context_.plan.buckets[bucket];
+  if (!checked) {
+    CKPT_RETURN_IF_ERROR(context_.copy.check(context_.catalog, context_.plan, planned));
+  }
+  context_.copy.confirm(context_.catalog, context_.plan, planned);
   return Status();
 }
 

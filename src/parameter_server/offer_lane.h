@@ -43,14 +43,15 @@ struct OfferContext {
 class OfferLane {
  public:
   static Result<std::unique_ptr<OfferLane>> create(OfferContext context);
-  /// What no worker has checked is offered no longer. run() has returned.
+  /// What nobody has checked is offered no longer. run() has returned.
   ~OfferLane();
 
   /// Blocking, once.
   Status run(Deadline deadline, AbortSignal& abort);
-  /// The worker has loaded and checked this bucket: returns when it is copied, and may leave the
-  /// ring. Buckets in order, one thread.
-  Status confirm(std::uint32_t bucket, Deadline deadline, AbortSignal& abort);
+  /// The worker has loaded this bucket: returns when it is copied, and may leave the ring. Where it
+  /// was not `checked` against its digests on the way to the worker, the copy is now. Buckets in
+  /// order, one thread.
+  Status confirm(std::uint32_t bucket, bool checked, Deadline deadline, AbortSignal& abort);
   /// Any thread.
   std::uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 

@@ -1,6 +1,7 @@
 // What other jobs may read of a job that is being filled, and when.
 #include "parameter_server/offer_lane.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,7 +53,9 @@ class OfferedWhileItIsFilled : public ::testing::Test {
     while (copy_->offered() < bytes && !deadline.expired()) std::this_thread::yield();
     EXPECT_GE(copy_->offered(), bytes);
   }
-  Status confirm(std::uint32_t bucket) { return lane_->confirm(bucket, soon(), abort_); }
+  Status confirm(std::uint32_t bucket, bool checked = true) {
+    return lane_->confirm(bucket, checked, soon(), abort_);
+  }
 
   /// What a reader finds in the pool, beside what the ring holds of each tensor.
   void expect_readable() {
@@ -142,6 +145,16 @@ TEST_F(OfferedWhileItIsFilled, WhatNoWorkerHasCheckedIsTakenBackAndCopiedAgain) 
   ASSERT_TRUE(finish().is_ok());
   EXPECT_EQ(copy_->offered(), kWhollyFilled);
   expect_readable();
+}
+
+TEST_F(OfferedWhileItIsFilled, WhatNoWorkerHasCheckedIsCheckedHere) {
+  start();
+  arrive(arriving_.size());
+  const Status refused = confirm(0, false);  // the catalog's digests are made up
+  EXPECT_EQ(refused.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr("\"model.layers.0.weight\" of 5000 bytes"));
+  ASSERT_TRUE(finish().is_ok());
+  EXPECT_EQ(copy_->offered(), 0u);
 }
 
 TEST_F(OfferedWhileItIsFilled, AnAbortEndsItWhereItWaits) {

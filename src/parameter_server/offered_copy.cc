@@ -110,6 +110,22 @@ void OfferedCopy::offer(const Catalog& catalog, const Plan& plan, const Chunk& c
   }
 }
 
+Status OfferedCopy::check(const Catalog& catalog, const Plan& plan, const Bucket& bucket) const {
+  for (const BucketTensor& tensor : plan.tensors_of(bucket)) {
+    const TensorInfo& info = *catalog.tensors()[tensor.tensor].info;
+    const auto mine = index_.find(info.name);
+    if (mine == index_.end() || checked_[mine->second]) continue;
+    const std::byte* const data = pool_->pointer(offsets_[mine->second]);
+    if (digest({data, static_cast<std::size_t>(info.bytes)}) != digests_[mine->second]) {
+      return data_loss(concat("tensor ", quoted(info.name), " of ", info.bytes,
+                              " bytes, which is kept for other jobs, differs from what was "
+                              "registered; the memory or the way between its owner and rank ",
+                              context_.rank, " corrupts data"));
+    }
+  }
+  return Status();
+}
+
 void OfferedCopy::confirm(const Catalog& catalog, const Plan& plan, const Bucket& bucket) {
   for (const BucketTensor& tensor : plan.tensors_of(bucket)) {
     const auto mine = index_.find(catalog.tensors()[tensor.tensor].info->name);

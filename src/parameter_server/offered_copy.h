@@ -21,7 +21,7 @@
 namespace ckpt {
 
 /// One thread at a time, but between begin() and end(): then copy() and offer() belong to one
-/// thread, confirm() to another.
+/// thread, check() and confirm() to another.
 class OfferedCopy {
  public:
   /// Room for this rank's share of `loaded` among `world_size`, which nothing has filled yet.
@@ -49,10 +49,14 @@ class OfferedCopy {
   /// These copies are done: readers may have it. Whether it is right they find out themselves, by
   /// the digests of the first owner.
   void offer(const Catalog& catalog, const Plan& plan, const Chunk& chunk);
-  /// The bucket was offered, and has passed the check of the worker that loaded it: what it brought
-  /// is not copied again.
+  /// Compares what the bucket, which was offered, has brought with its digests; kDataLoss with the
+  /// tensor. As confirm(): the same thread.
+  Status check(const Catalog& catalog, const Plan& plan, const Bucket& bucket) const;
+  /// The bucket was offered, and has passed a check: of the worker that loaded it, of the ring that
+  /// it lay in, or check(). What it brought is not copied again.
   void confirm(const Catalog& catalog, const Plan& plan, const Bucket& bucket);
-  /// The update is over: from now on only what was confirmed is offered.
+  /// The update is over: whoever comes from now on is offered only what was confirmed. Readers that
+  /// are there keep what they have read.
   void end();
 
  private:

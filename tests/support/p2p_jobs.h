@@ -1,16 +1,21 @@
 // Jobs that fill themselves out of the memory of others: what their tests share.
 #pragma once
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/fd.h"
+#include "base/host.h"
 #include "base/strings.h"
 #include "support/job.h"
 
@@ -105,5 +110,33 @@ inline void register_replicas(Job& job, const Checkpoint& checkpoint) {
     return server.gather_metas("c");
   }));
 }
+
+/// A job of one rank that holds "c", one tensor, in memory that a test can damage.
+class OwnerInAFile {
+ public:
+  OwnerInAFile() {
+    const std::string path = concat("/dev/shm/ckpt-integrity-", random_id(), ".bin");
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(tensor.bytes.data()),
+               static_cast<std::streamsize>(tensor.bytes.size()));
+    file_ = UniqueFd(::open(path.c_str(), O_RDWR));
+    EXPECT_TRUE(file_);
+    Registration registration{.files = {{tensor.info, path, 0}},
+                              .shared_memory_files = SharedMemoryFiles::kUseAndRemove};
+    EXPECT_TRUE(job.server(0).register_checkpoint("c", registration).is_ok());
+    EXPECT_TRUE(job.server(0).gather_metas("c").is_ok());
+  }
+  void damage() { write(tensor.bytes[kAt] ^ std::byte{0x10}); }
+  void repair() { write(tensor.bytes[kAt]); }
+
+  const OwnedTensor tensor = random_tensor("model.layers.0.weight", 3 << 20, 5);
+  Job job{{.ranks = 1}};
+
+ private:
+  static constexpr std::size_t kAt = 1234567;
+  void write(std::byte value) { EXPECT_EQ(::pwrite(file_.get(), &value, 1, kAt), 1); }
+
+  UniqueFd file_;
+};
 
 }  // namespace ckpt::testing

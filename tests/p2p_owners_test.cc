@@ -1,9 +1,4 @@
 // Owners that go, or want their memory back, while another job reads it.
-#include <cstring>
-#include <map>
-#include <mutex>
-
-#include "checkpoint_engine/transfer_engine.h"
 #include "support/p2p_jobs.h"
 
 namespace ckpt::testing {
@@ -193,90 +188,6 @@ TEST(FromAnotherJob, AJobThatEndsInTheMiddleIsNamed) {
     return server.commit(std::move(prepared[static_cast<std::size_t>(rank)]), call).status();
   }),
                  "rank 0");
-}
-
-/// Engines of one process. Owners can be made to die behind so many looks at their door.
-class DoorCounters {
- public:
-  class Engine final : public TransferEngine {
-   public:
-    Engine(DoorCounters& all, std::string address) : all_(all), address_(std::move(address)) {}
-    ~Engine() override { set_message_handler({}); }
-    std::string address() const override { return address_; }
-    Status register_memory(void*, std::uint64_t) override { return Status::ok(); }
-    void deregister_memory(void*) override {}
-    Status read(const std::string& address, std::span<const Piece> pieces, double,
-                const std::function<bool()>&) override {
-      const bool door = pieces.size() == 1 && pieces[0].bytes == sizeof(std::uint64_t);
-      if (!all_.answers(address, door)) return peer_lost("nobody answers");
-      for (const Piece& piece : pieces) {
-        std::memcpy(piece.destination, reinterpret_cast<const void*>(piece.remote_address),
-                    piece.bytes);
-      }
-      return Status::ok();
-    }
-    Status send(const std::string& address, std::span<const std::byte> message) override {
-      const std::lock_guard lock(all_.mutex_);
-      const auto at = all_.handlers_.find(address);
-      if (at != all_.handlers_.end()) at->second(message);
-      return Status::ok();
-    }
-    void set_message_handler(MessageHandler handler) override {
-      const std::lock_guard lock(all_.mutex_);
-      if (handler) {
-        all_.handlers_[address_] = std::move(handler);
-      } else {
-        all_.handlers_.erase(address_);
-      }
-    }
-
-   private:
-    DoorCounters& all_;
-    const std::string address_;
-  };
-
-  void die_behind(const std::string& address, int looks) {
-    const std::lock_guard lock(mutex_);
-    looks_left_[address] = looks;
-  }
-
- private:
-  bool answers(const std::string& address, bool door) {
-    const std::lock_guard lock(mutex_);
-    const auto at = looks_left_.find(address);
-    if (at == looks_left_.end()) return true;
-    if (door) return at->second-- > 0;
-    return at->second > 0;
-  }
-
-  std::mutex mutex_;
-  std::map<std::string, TransferEngine::MessageHandler> handlers_;  // guarded by mutex_
-  std::map<std::string, int> looks_left_;                           // the same
-};
-
-// A recipient looks at a door three times: it asks, sees how much there is, and takes its lease.
-TEST(FromAnotherJob, AReplicaFillsInForAnOwnerThatGoesBetweenTheQuestionAndTheLease) {
-  const Checkpoint checkpoint = small_model(3, 77);
-  DoorCounters network;
-  const auto with_engine = [&](const char* job) {
-    return [&network, job](ParameterServerOptions& options) {
-      options.transfer_engine =
-          std::make_shared<DoorCounters::Engine>(network, concat(job, options.rank.value_or(0)));
-    };
-  };
-  Job running({.ranks = 2, .adjust = with_engine("owner")});
-  register_replicas(running, checkpoint);
-  Job fresh({.ranks = 1, .adjust = with_engine("reader")});
-  expect_ok(load_metas(fresh, metas_of(running)));
-  for (const int looks : {0, 1, 2}) {
-    network.die_behind("owner1", looks);
-    auto engines = one_engine(1);
-    expect_ok(update(fresh, "c", engines));
-    expect_whole(engines, checkpoint);
-  }
-  network.die_behind("owner0", 1);
-  auto engines = one_engine(1);
-  expect_refused(update(fresh, "c", engines), "rank 0");
 }
 
 }  // namespace

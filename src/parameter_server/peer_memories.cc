@@ -49,19 +49,18 @@ Status PeerMemories::connect_pool(const PassSetup& setup, int rank, bool takes_p
                                   std::vector<Door>& doors) {
   const InstanceData& owner = setup.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance;
   const bool foreign = rank >= setup.world_size;
+  const std::string label =
+      foreign ? foreign_label(*setup.catalog, rank, setup.world_size) : concat("rank ", rank);
   RemoteMemory& memory = pools_[rank];
-  CKPT_ASSIGN_OR_RETURN(memory.peer,
-                        connect_to(setup,
-                                   foreign ? foreign_label(*setup.catalog, rank, setup.world_size)
-                                           : concat("rank ", rank),
-                                   owner.transport_descriptor));
+  CKPT_ASSIGN_OR_RETURN(memory.peer, connect_to(setup, label, owner.transport_descriptor));
   for (const PoolRegion& region : owner.pool_regions) {
     memory.pieces.push_back({region.pool_offset, region.bytes, region.region});
   }
   // Who takes part keeps its memory until the barrier at the end. Nobody else hears of the update.
-  if (!takes_part && owner.door_region != kNoDoor) {
-    doors.push_back({memory.peer, owner.door_region, owner.epoch});
-  }
+  if (takes_part || owner.door_region == kNoDoor) return Status();
+  // By a connection of its own: neither the lease nor the question stands behind what is read.
+  CKPT_ASSIGN_OR_RETURN(Peer * door, connect_to(setup, label, owner.transport_descriptor));
+  doors.push_back({door, owner.door_region, owner.epoch});
   return Status();
 }
 

@@ -104,6 +104,8 @@ class Knock {
     return std::ranges::all_of(reads_, [](const auto& read) { return read->done(); });
   }
 
+  Deadline deadline() const { return deadline_; }
+
   /// Blocks until all doors have answered, or their time is over.
   std::vector<Status> outcomes(AbortSignal* abort) {
     std::vector<Status> outcomes;
@@ -169,24 +171,28 @@ void LeaseKeeper::renew(std::vector<Door> doors) {
   // answer may stand behind much data; the lease is renewed meanwhile.
   std::optional<Knock> asked;
   while (!doors.empty()) {
-    const auto stopped = wait_readable(stop_.fd(), Deadline::after(kLeaseTime / 4));
+    const Deadline renewal = Deadline::after(kLeaseTime / 4);
+    const auto stopped =
+        wait_readable(stop_.fd(), asked ? renewal.earlier(asked->deadline()) : renewal);
     if (!stopped || *stopped) return;
     tell_all(LeaseSignal::Kind::kTake);
-    if (!asked) asked.emplace(transport_, doors, Deadline::after(silence_));
-    if (!asked->answered()) continue;
-    const std::vector<Status> outcomes = asked->outcomes(&stop_);
-    asked.reset();
-    if (stop_.raised()) return;
-    std::vector<Door> left;
-    for (std::size_t i = 0; i < doors.size(); ++i) {
-      // A closed door is no loss: what its owner has lent it keeps for those inside.
-      if (outcomes[i].is_ok() || outcomes[i].code() == StatusCode::kNotFound) {
-        left.push_back(doors[i]);
-      } else if (on_lost_) {
-        on_lost_(doors[i], outcomes[i]);
+    // By the clock: a read that stands in a queue may not know that its time is over.
+    if (asked && (asked->answered() || asked->deadline().expired())) {
+      const std::vector<Status> outcomes = asked->outcomes(&stop_);
+      if (stop_.raised()) return;
+      std::vector<Door> left;
+      for (std::size_t i = 0; i < doors.size(); ++i) {
+        // A closed door is no loss: what its owner has lent it keeps for those inside.
+        if (outcomes[i].is_ok() || outcomes[i].code() == StatusCode::kNotFound) {
+          left.push_back(doors[i]);
+        } else if (on_lost_) {
+          on_lost_(doors[i], outcomes[i]);
+        }
       }
+      asked.reset();  // last: the read of an owner that is lost may take a while to end
+      doors = std::move(left);
     }
-    doors = std::move(left);
+    if (!asked && !doors.empty()) asked.emplace(transport_, doors, Deadline::after(silence_));
   }
 }
 

@@ -84,6 +84,7 @@ class LeaseTable {
 
 /// What a reader knows of an owner's door.
 struct Door {
+  /// Best one of its own: signals and answers stand behind what else is read of a peer.
   Peer* peer = nullptr;
   std::uint64_t region = 0;
   std::uint64_t epoch = 0;  ///< of the owner's registration, which the door must show

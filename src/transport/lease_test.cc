@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
 #include <thread>
 
 #include "transport/testing/fake_network.h"
@@ -106,23 +109,47 @@ TEST_F(Lease, AClosedDoorIsNoLossForThoseInside) {
   EXPECT_EQ(table_.held(door_->id()), 1u);
 }
 
+/// The first loss that a keeper reports.
+class Loss {
+ public:
+  LeaseKeeper::OnLost report() {
+    return [this](const Door&, const Status& status) {
+      const std::lock_guard lock(mutex_);
+      if (message_.empty()) message_ = status.message();
+      heard_.notify_all();
+    };
+  }
+  std::string wait() {
+    std::unique_lock lock(mutex_);
+    heard_.wait(lock, [&] { return !message_.empty(); });
+    return message_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable heard_;
+  std::string message_;  // guarded by mutex_
+};
+
 TEST_F(Lease, AnOwnerThatFallsSilentIsReported) {
-  std::mutex mutex;
-  std::condition_variable heard;
-  std::string loss;
-  LeaseKeeper keeper(
-      *reader_,
-      [&](const Door&, const Status& status) {
-        const std::lock_guard lock(mutex);
-        loss = status.message();
-        heard.notify_all();
-      },
-      std::chrono::milliseconds(2000));
+  Loss loss;
+  LeaseKeeper keeper(*reader_, loss.report(), std::chrono::milliseconds(2000));
   ASSERT_TRUE(keeper.take({door(42)}, soon())[0].is_ok());
   network_.stop(*owner_);
-  std::unique_lock lock(mutex);
-  heard.wait(lock, [&] { return !loss.empty(); });
-  EXPECT_THAT(loss, HasSubstr("rank 1"));
+  EXPECT_THAT(loss.wait(), HasSubstr("rank 1"));
+  network_.resume(*owner_);
+}
+
+TEST_F(Lease, AnOwnerThatFallsSilentIsReportedWhileAnotherReadOfItWaits) {
+  Loss loss;
+  LeaseKeeper keeper(*reader_, loss.report(), std::chrono::milliseconds(2000));
+  ASSERT_TRUE(keeper.take({door(42)}, soon())[0].is_ok());
+  network_.stop(*owner_);
+  std::uint64_t shown = 0;
+  const ReadRange range{door_->id(), 0, &shown, sizeof(shown)};
+  const auto before = reader_->read(*peer_, {&range, 1}, soon());
+  EXPECT_THAT(loss.wait(), HasSubstr("rank 1"));
+  EXPECT_FALSE(before->done()) << "it has more time than the door";
   network_.resume(*owner_);
 }
 

@@ -249,7 +249,10 @@ Status ReadPermits::end(const Owner& owner, std::uint64_t region, bool whole, De
   }
   Permit& permit = permits_[key];
   --permit.users;
-  permit.lingers = permit.lingers || lingers;
+  if (lingers) {
+    permit.lingers = true;
+    ++permit.given_up;
+  }
   if (permit.recalled) give_back_if_unused(key);
   return status;
 }
@@ -260,19 +263,26 @@ void ReadPermits::post(const std::string& address, const PermitMessage& message)
 }
 
 void ReadPermits::look_at_permits(std::unique_lock<std::mutex>& lock) {
-  std::vector<std::string> lingering;
+  struct Lingering {
+    PermitKey key;
+    std::string address;
+    std::uint64_t given_up;
+  };
+  std::vector<Lingering> over;
   for (const auto& [key, permit] : permits_) {
-    if (permit.lingers) lingering.push_back(permit.address);
+    if (permit.lingers) over.push_back({key, permit.address, permit.given_up});
   }
   lock.unlock();
-  std::erase_if(lingering, [this](const std::string& owner) { return engine_.abandoned(owner); });
+  std::erase_if(over, [this](const Lingering& one) { return engine_.abandoned(one.address); });
   lock.lock();
+  for (const Lingering& one : over) {
+    const auto at = permits_.find(one.key);
+    // A read that was given up since then is not what the answer was about.
+    if (at != permits_.end() && at->second.given_up == one.given_up) at->second.lingers = false;
+  }
   const auto now = Clock::now();
   std::vector<PermitKey> unused;
   for (auto& [key, permit] : permits_) {
-    if (permit.lingers && std::ranges::find(lingering, permit.address) != lingering.end()) {
-      permit.lingers = false;
-    }
     if (permit.users > 0 || permit.lingers) {
       if (permit.last_asked + kRenewInterval < now) ask(key, permit);
     } else if (permit.recalled || permit.last_asked + 4 * kPermitTime < now) {

@@ -118,7 +118,8 @@ class ReadPermits {
     std::uint64_t number = 0;
     std::string address;
     int users = 0;
-    bool lingers = false;  ///< a read that was given up goes on
+    bool lingers = false;        ///< a read that was given up goes on
+    std::uint64_t given_up = 0;  ///< reads that did, since it was granted
     bool recalled = false;
     Status refused;
     std::optional<Clock::time_point> asked;  ///< the first time since the last answer

@@ -40,7 +40,7 @@ class Permits : public ::testing::Test {
              [](const std::string&) { return false; }, [](const std::string&) { return Status(); }},
             "o"),
         reader_({"at r", [this](const std::string&, auto m) { return deliver("r", owner_, m); },
-                 [this](const std::string&) { return abandoned_.load(); },
+                 [this](const std::string&) { return is_abandoned(); },
                  [this](const std::string&) { return dead_ ? peer_lost("nobody") : Status(); }},
                 "r") {
     owner_.open(1);
@@ -57,6 +57,12 @@ class Permits : public ::testing::Test {
       EXPECT_TRUE(to.hear({from, from}, message));
     }
     return Status();
+  }
+  bool is_abandoned() {
+    if (!asked_for_the_first_.exchange(false)) return abandoned_;
+    EXPECT_TRUE(end(false).is_ok());
+    second_given_up_.set_value();
+    return false;
   }
   Status begin(std::uint64_t region = 1, Deadline deadline = soon()) {
     return reader_.begin(who_, region, deadline, never_);
@@ -77,6 +83,10 @@ class Permits : public ::testing::Test {
 
   std::mutex delivering_;
   std::atomic<bool> cut_{false}, dead_{false}, abandoned_{false};
+  /// The next question whether a read goes on that was given up is answered with no, and while it
+  /// is, another read is given up.
+  std::atomic<bool> asked_for_the_first_{false};
+  std::promise<void> second_given_up_;
   AbortSignal never_;
   ReadPermits owner_, reader_;
   const ReadPermits::Owner who_{"at o", "o", "rank 3"};
@@ -110,6 +120,20 @@ TEST_F(Permits, ClosingWaitsForReadsThatWereGivenUpAndGoOn) {
   ASSERT_TRUE(begin().is_ok());
   abandoned_ = true;
   EXPECT_TRUE(end(false).is_ok());
+  auto closing = start_to_close(soon());
+  std::this_thread::sleep_for(kPermitTime / 4);
+  EXPECT_FALSE(is_over(closing));
+  abandoned_ = false;
+  closing.get();
+}
+
+TEST_F(Permits, ThatOneReadHasEndedSaysNothingOfTheNext) {
+  ASSERT_TRUE(begin().is_ok());
+  ASSERT_TRUE(begin().is_ok());
+  abandoned_ = true;
+  EXPECT_TRUE(end(false).is_ok());
+  asked_for_the_first_ = true;
+  second_given_up_.get_future().wait();
   auto closing = start_to_close(soon());
   std::this_thread::sleep_for(kPermitTime / 4);
   EXPECT_FALSE(is_over(closing));

@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from queue import SimpleQueue
+from itertools import chain
 from typing import Any
 
 import zmq
 
 from . import _core
 from ._log import logger
+from ._peer_calls import Callers, count_down
+from ._peer_sockets import Senders, bracketed
 from .device_utils import DeviceManager
 from .p2p_store import start_engine
 
@@ -27,89 +29,23 @@ Piece = tuple[int, int, int]
 """Address at the owner, address here, bytes."""
 
 _BOUNCE_BYTES = 4 << 20
+_SMALL_BOUNCE_BYTES = 4 << 10  # for doors
 _PATIENCE = 0.05  # seconds in which a cancelled read is noticed
 _PROBE_SECONDS = 1.0
 _CLOSE_MILLISECONDS = 100  # in which the inbox notices that it is closed
-_LINGER_MILLISECONDS = 200  # for the last messages, which give permits back
-_MOST_CALLS = 4  # to one peer that have not returned
 
 
 class _Bounce:
     """Registered memory that Mooncake writes to. What is read is copied from it, so that a read that is given up never
     writes to memory of which somebody else has taken possession."""
 
-    def __init__(self, engine: Any):
-        self.memory = mmap.mmap(-1, _BOUNCE_BYTES)
+    def __init__(self, engine: Any, size: int):
+        self.size = size
+        self.memory = mmap.mmap(-1, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        code = engine.register_memory(self.address, _BOUNCE_BYTES)
+        code = engine.register_memory(self.address, size)
         if code != 0:
-            raise MemoryError(f"Mooncake cannot register {_BOUNCE_BYTES} bytes: {code}; is `ulimit -l` large enough?")
-
-
-class _Caller:
-    """A daemon thread that makes calls one after the other."""
-
-    def __init__(self) -> None:
-        self._inbox: SimpleQueue[tuple[Callable[[], int], Future[int], Callable[[], None]] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="mooncake", daemon=True).start()
-
-    def call(self, call: Callable[[], int], done: Callable[[], None]) -> Future[int]:
-        """`done` runs before the outcome is there."""
-        outcome: Future[int] = Future()
-        self._inbox.put((call, outcome, done))
-        return outcome
-
-    def end(self) -> None:
-        self._inbox.put(None)
-
-    def _run(self) -> None:
-        while (asked := self._inbox.get()) is not None:
-            call, outcome, done = asked
-            try:
-                code = call()
-            except Exception as error:
-                done()
-                outcome.set_exception(error)
-            else:
-                done()
-                outcome.set_result(code)
-
-
-class _Callers:
-    """In which calls of Mooncake block, which nothing can end: a few for each peer, so that one that has stopped holds up neither
-    the others nor the end of the process."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: dict[str, list[_Caller]] = {}  # guarded by _lock, like what follows
-        self._busy: Counter[str] = Counter()
-        self._closed = False
-
-    def call(self, peer: str, call: Callable[[], int]) -> Future[int]:
-        """Raises TimeoutError when too many calls to this peer have not returned."""
-        with self._lock:
-            if self._busy[peer] >= _MOST_CALLS:
-                raise TimeoutError(f"{peer} does not answer: {_MOST_CALLS} reads of its memory that were given up go on")
-            idle = self._idle.setdefault(peer, [])
-            caller = idle.pop() if idle else _Caller()
-            self._busy[peer] += 1
-        return caller.call(call, lambda: self._give_back(peer, caller))
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            idle = [caller for callers in self._idle.values() for caller in callers]
-            self._idle.clear()
-        for caller in idle:
-            caller.end()
-
-    def _give_back(self, peer: str, caller: _Caller) -> None:
-        with self._lock:
-            self._busy[peer] -= 1
-            if not self._closed:
-                self._idle.setdefault(peer, []).append(caller)
-                return
-        caller.end()
+            raise MemoryError(f"Mooncake cannot register {size} bytes: {code}; is `ulimit -l` large enough?")
 
 
 class MooncakeTransfer:
@@ -141,19 +77,15 @@ class MooncakeTransfer:
         if device is None:
             device = "" if protocol == "tcp" else manager.rdma_device(local_rank, local_ranks)
         self._engine = start_engine(self._host, protocol, device)
-        self._callers = _Callers()
+        self._callers = Callers()
         self._lock = threading.Lock()
-        self._bounces: list[_Bounce] = []  # guarded by _lock: those that nobody uses
+        self._bounces: dict[int, list[_Bounce]] = {}  # guarded by _lock: those that nobody uses, by size
         self._abandoned: Counter[str] = Counter()  # guarded by _lock: reads that nobody waits for, by peer
         self._receiver: Callable[[bytes], object] | None = None  # guarded by _receiving
         self._receiving = threading.Lock()
-        self._context = zmq.Context()
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}  # guarded by _lock
+        self._senders = Senders()  # guarded by _lock
         self._closed = False  # guarded by _lock
-        inbox = self._context.socket(zmq.PULL)
-        inbox.setsockopt(zmq.IPV6, 1)
-        inbox.setsockopt(zmq.RCVTIMEO, _CLOSE_MILLISECONDS)
-        port = inbox.bind_to_random_port(f"tcp://{_bracketed(self._host)}")
+        inbox, port = self._senders.inbox(self._host, _CLOSE_MILLISECONDS)
         self.address = f"{self._host} {self._engine.get_rpc_port()} {port}"
         self._inbox = threading.Thread(target=self._receive, args=(inbox,), name="mooncake-inbox", daemon=True)
         self._inbox.start()
@@ -165,14 +97,12 @@ class MooncakeTransfer:
             if self._closed:
                 return
             self._closed = True
-            sockets, self._sockets = list(self._sockets.values()), {}
-            bounces, self._bounces = self._bounces, []
+            self._senders.close()
+            bounces, self._bounces = self._bounces, {}
         self._callers.close()
-        for sender in sockets:
-            sender.close(linger=_LINGER_MILLISECONDS)
         self._inbox.join()
-        self._context.term()
-        for bounce in bounces:
+        self._senders.end()
+        for bounce in chain.from_iterable(bounces.values()):
             self._engine.unregister_memory(bounce.address)
 
     def register_memory(self, address: int, size: int) -> None:
@@ -210,22 +140,10 @@ class MooncakeTransfer:
             return self._abandoned[_peer(address)] > 0
 
     def send(self, address: str, message: bytes) -> None:
-        host, _, port = address.split()
         with self._lock:
             if self._closed:
                 raise ConnectionError("this transfer engine is closed")
-            sender = self._sockets.get(address)
-            if sender is None:
-                sender = self._context.socket(zmq.PUSH)
-                sender.setsockopt(zmq.LINGER, 0)
-                sender.setsockopt(zmq.IPV6, 1)
-                sender.setsockopt(zmq.SNDTIMEO, 0)
-                sender.connect(f"tcp://{_bracketed(host)}:{port}")
-                self._sockets[address] = sender
-            try:
-                sender.send(message)
-            except zmq.Again:
-                raise ConnectionError(f"{host} takes no messages") from None
+            self._senders.send(address, message)
 
     def set_receiver(self, receiver: Callable[[bytes], object] | None) -> None:
         with self._receiving:
@@ -233,12 +151,13 @@ class MooncakeTransfer:
 
     def _receive(self, inbox: zmq.Socket[bytes]) -> None:
         while True:
+            with self._lock:
+                if self._closed:
+                    break
+                self._senders.close_idle()
             try:
                 message = inbox.recv()
             except zmq.Again:
-                with self._lock:
-                    if self._closed:
-                        break
                 continue
             with self._receiving:
                 if self._receiver is not None:
@@ -246,9 +165,7 @@ class MooncakeTransfer:
         inbox.close(linger=0)
 
     def _read_batch(self, peer: str, batch: list[Piece], end: float, cancelled: Callable[[], bool]) -> None:
-        with self._lock:
-            bounce = self._bounces.pop() if self._bounces else None
-        bounce = bounce or _Bounce(self._engine)
+        bounce = self._take_bounce(sum(piece[2] for piece in batch))
         places, at = [], bounce.address
         for _, _, size in batch:
             places.append(at)
@@ -284,16 +201,23 @@ class MooncakeTransfer:
                 if time.monotonic() >= end:
                     raise TimeoutError(f"{peer} has not answered in time") from None
 
+    def _take_bounce(self, size: int) -> _Bounce:
+        room = _SMALL_BOUNCE_BYTES if size <= _SMALL_BOUNCE_BYTES else _BOUNCE_BYTES
+        with self._lock:
+            if unused := self._bounces.get(room):
+                return unused.pop()
+        return _Bounce(self._engine, room)
+
     def _give_back(self, bounce: _Bounce) -> None:
         with self._lock:
             if not self._closed:
-                self._bounces.append(bounce)
+                self._bounces.setdefault(bounce.size, []).append(bounce)
                 return
         self._engine.unregister_memory(bounce.address)
 
     def _end_abandoned(self, peer: str, bounce: _Bounce) -> None:
         with self._lock:
-            self._abandoned[peer] -= 1
+            count_down(self._abandoned, peer)
         self._give_back(bounce)
 
     @staticmethod
@@ -318,8 +242,4 @@ def _peer(address: str) -> str:
     if " " not in address:
         return address
     host, port, _ = address.split()
-    return f"{_bracketed(host)}:{port}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"{bracketed(host)}:{port}"

@@ -72,6 +72,7 @@ class P2PStore:
         self.engine = start_engine(self.ip, protocol, self.device)
         self.port: int = self.engine.get_rpc_port()
         self.named_tensors: dict[str, _Tensor] = {}
+        self._sizes: dict[int, int] = {}  # of what Mooncake holds, by address
         logger.info("rank %d: Mooncake at %s, %s %s", self.rank, self.addr, protocol, self.device)
 
     @property
@@ -79,27 +80,40 @@ class P2PStore:
         return f"{self.ip}:{self.port}"
 
     def register_named_tensors(self, named_tensors: Mapping[str, _Tensor]) -> None:
-        """All of them or none. The tensors are referenced until they are unregistered."""
+        """All of them or none. The tensors are referenced until they are unregistered; those at one address (tied weights) are
+        one piece of memory, which stays until the last of them goes."""
         taken = sorted(named_tensors.keys() & self.named_tensors.keys())
         if taken:
             raise ValueError(f"registered already: {', '.join(taken)}")
-        tensors = list(named_tensors.values())
-        pointers = [tensor.data_ptr() for tensor in tensors]
-        code = self.engine.batch_register_memory(pointers, [tensor.nbytes for tensor in tensors])
+        fresh: dict[int, int] = {}
+        for name, tensor in named_tensors.items():
+            pointer = tensor.data_ptr()
+            held = self._sizes.get(pointer)
+            if held is None:
+                fresh[pointer] = max(tensor.nbytes, fresh.get(pointer, 0))
+            elif tensor.nbytes > held:
+                raise ValueError(f"{name} has {tensor.nbytes} bytes where {held} are registered: unregister those first")
+        code = self.engine.batch_register_memory(list(fresh), list(fresh.values())) if fresh else 0
         if code != 0:
-            for pointer in pointers:  # Mooncake keeps those before the one that failed
+            for pointer in fresh:  # Mooncake keeps those before the one that failed
                 self.engine.unregister_memory(pointer)
-            raise RuntimeError(f"Mooncake cannot register {len(tensors)} tensors: {code}; is `ulimit -l` large enough?")
+            raise RuntimeError(f"Mooncake cannot register {len(named_tensors)} tensors: {code}; is `ulimit -l` large enough?")
+        self._sizes.update(fresh)
         self.named_tensors.update(named_tensors)
 
     def unregister_named_tensors(self, names: Sequence[str]) -> int:
         """How many were unregistered: all of `names`. KeyError names one that is not registered."""
-        code = self.engine.batch_unregister_memory([self.named_tensors[name].data_ptr() for name in names])
+        gone = {name: self.named_tensors[name] for name in names}
+        used = {tensor.data_ptr() for name, tensor in self.named_tensors.items() if name not in gone}
+        unused = list({tensor.data_ptr() for tensor in gone.values()} - used)
+        code = self.engine.batch_unregister_memory(unused) if unused else 0
         if code != 0:
             raise RuntimeError(f"Mooncake cannot unregister {', '.join(names)}: {code}")
-        for name in names:
+        for pointer in unused:
+            del self._sizes[pointer]
+        for name in gone:
             del self.named_tensors[name]
-        return len(names)
+        return len(gone)
 
     def batch_transfer_sync_read(
         self, target_hostname: str, buf_ptrs: Sequence[int], remote_ptrs: Sequence[int], lens: Sequence[int]

@@ -1,4 +1,5 @@
 """The Mooncake adapter and P2PStore between processes, over a double of its engine. scripts/interop.sh p2p has the real one."""
+import contextlib
 import ctypes
 import os
 import pathlib
@@ -143,17 +144,20 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def test_a_store_registers_all_tensors_or_none(transfers, monkeypatch):
+class Tensor:
+    """Of so many bytes, or the first ones of another."""
+
+    def __init__(self, size, of=None):
+        self.memory, self.nbytes = of.memory if of else bytearray(size), size
+
+    def data_ptr(self):
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+
+@pytest.fixture
+def store(transfers, monkeypatch):
     transfers()  # the double is what is imported
     from checkpoint_engine import P2PStore
-    from mooncake.engine import TransferEngine
-
-    class Tensor:
-        def __init__(self, size):
-            self.memory, self.nbytes = bytearray(size), size
-
-        def data_ptr(self):
-            return ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     class Devices:
         transfer_engine_protocol = "tcp"
@@ -165,21 +169,113 @@ def test_a_store_registers_all_tensors_or_none(transfers, monkeypatch):
             return ""
 
     monkeypatch.setenv("PS_HOST_IP", "127.0.0.1")
-    store = P2PStore(Devices())
+    return P2PStore(Devices())
+
+
+@pytest.fixture
+def with_little_room(monkeypatch):
+    """Mooncake fails behind two pieces of memory."""
+    from mooncake.engine import TransferEngine
+
     whole = TransferEngine.batch_register_memory
 
     def half(engine, addresses, sizes):
         whole(engine, addresses[:2], sizes[:2])
         return -1
 
+    @contextlib.contextmanager
+    def room():
+        with monkeypatch.context() as replaced:
+            replaced.setattr(TransferEngine, "batch_register_memory", half)
+            yield
+
+    return room
+
+
+def test_a_store_registers_all_tensors_or_none(store, with_little_room):
     tensors = {str(i): Tensor(16) for i in range(3)}
-    with monkeypatch.context() as with_little_room:
-        with_little_room.setattr(TransferEngine, "batch_register_memory", half)
-        with pytest.raises(RuntimeError, match="3 tensors"):
-            store.register_named_tensors(tensors)
+    with with_little_room(), pytest.raises(RuntimeError, match="3 tensors"):
+        store.register_named_tensors(tensors)
     assert not store.named_tensors and not store.engine._ranges
     store.register_named_tensors(tensors)
     assert store.unregister_named_tensors(list(tensors)) == 3
+
+
+def test_a_call_that_fails_takes_nothing_back_of_an_earlier_one(store, with_little_room):
+    first = Tensor(16)
+    store.register_named_tensors({"embed": first})
+    tied = {"head": Tensor(16, of=first), "a": Tensor(16), "b": Tensor(16), "c": Tensor(16)}
+    with with_little_room(), pytest.raises(RuntimeError, match="4 tensors"):
+        store.register_named_tensors(tied)
+    assert list(store.named_tensors) == ["embed"] and store.engine._ranges == {first.data_ptr(): 16}
+    with pytest.raises(ValueError, match="longer has 17 bytes where 16 are registered"):
+        store.register_named_tensors({"longer": Tensor(17, of=first)})
+    store.register_named_tensors(tied)
+    assert len(store.engine._ranges) == 4
+
+
+def test_memory_of_two_names_is_registered_until_the_last_one_goes(store):
+    first = Tensor(16)
+    store.register_named_tensors({"short": Tensor(8, of=first), "whole": first})
+    store.register_named_tensors({"tied": Tensor(16, of=first)})
+    assert store.engine._ranges == {first.data_ptr(): 16}
+    assert store.unregister_named_tensors(["whole", "tied"]) == 2
+    assert store.engine._ranges == {first.data_ptr(): 16}
+    with pytest.raises(KeyError, match="whole"):
+        store.unregister_named_tensors(["short", "whole"])
+    assert store.unregister_named_tensors(["short"]) == 1
+    assert not store.engine._ranges and not store.named_tensors
+
+
+def test_sockets_of_those_who_are_gone_are_closed(transfers, monkeypatch):
+    from checkpoint_engine import _peer_sockets
+
+    owner = transfers()
+    ports = [free_port() for _ in range(30)]
+    for port in ports:
+        owner.send(f"127.0.0.1 1 {port}", b"nobody hears this")
+    assert len(owner._senders) == len(set(ports))
+    monkeypatch.setattr(_peer_sockets, "_IDLE_SECONDS", 0.05)
+    wait_until(lambda: len(owner._senders) == 0)
+    hears_from(owner, transfers())
+
+
+def test_addresses_that_are_made_up_keep_nobody_from_being_answered(transfers, monkeypatch):
+    from checkpoint_engine import _peer_sockets
+
+    monkeypatch.setattr(_peer_sockets, "_MOST_SOCKETS", 20)
+    owner = transfers()
+    for port in range(20000, 21100):
+        owner.send(f"127.0.0.1 1 {port}", b"nobody hears this")
+    assert len(owner._senders) == 20
+    hears_from(owner, transfers())
+    for nonsense in ("127.0.0.1 1 none", "no such host 1"):
+        with pytest.raises((ConnectionError, ValueError)):
+            owner.send(nonsense, b"nobody hears this")
+    hears_from(owner, transfers())
+    assert len(owner._senders) <= 20
+
+
+def hears_from(sender, receiver):
+    heard = []
+    receiver.set_receiver(heard.append)
+    sender.send(receiver.address, b"hello")
+    wait_until(lambda: heard == [b"hello"])
+
+
+def test_threads_without_calls_end(transfers, monkeypatch):
+    from checkpoint_engine import _peer_calls
+
+    monkeypatch.setattr(_peer_calls, "_IDLE_SECONDS", 0.05)
+    reader, owner = transfers(), transfers()
+    memory, address = registered(owner, b"12345678")
+    place = bytearray(8)
+    to = ctypes.addressof(ctypes.c_char.from_buffer(place))
+    for _ in range(2):
+        place[:] = bytes(8)
+        reader.read(owner.address, [(address, to, 8)], 60, lambda: False)
+        assert place == memory
+        wait_until(lambda: "mooncake" not in [thread.name for thread in threading.enumerate()])
 
 
 def test_the_address_is_what_the_user_says(monkeypatch):

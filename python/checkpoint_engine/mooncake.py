@@ -234,7 +234,7 @@ class MooncakeTransfer:
             self._find(peer)
         except ConnectionError as error:
             return error
-        return LookupError(f"the memory is no longer registered with Mooncake at {peer} ({code})")
+        return LookupError(f"the memory is no longer registered with Mooncake at {peer}, or it does not answer ({code})")
 
 
 def _peer(address: str) -> str:

@@ -6,6 +6,8 @@ import argparse
 import ctypes
 import os
 import pathlib
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -87,6 +89,9 @@ def owner(arguments):
     pathlib.Path(arguments[0]).write_text(server.export_metas())
     say("ready")
     hear()
+    server.unregister_checkpoint("c")
+    say("unregistered")
+    hear()
     server.close()
 
 
@@ -120,13 +125,18 @@ def target(arguments):
     from checkpoint_engine import ParameterServer, update_weights_from_ipc
     from checkpoint_engine.mooncake import MooncakeTransfer
 
-    rank, port, metas, name = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    rank, port, name, middle, metas = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3] == "middle", arguments[4:]
     server = ParameterServer(rank=rank, world_size=2, auto_pg=False, device="host", master_addr="127.0.0.1", master_port=port,
-                             job="mooncake-target", transfer_engine=MooncakeTransfer("127.0.0.1", "tcp"))
-    server.load_metas(pathlib.Path(metas).read_text())
+                             job="mooncake-target", transfer_engine=MooncakeTransfer("127.0.0.1", "tcp"),
+                             ring_bytes=(8 << 20) if middle else 0)
+    texts = [pathlib.Path(each).read_text() for each in metas]
+    server.load_metas(texts if len(texts) > 1 else texts[0])
     got = {}
 
     def load(tensors):
+        if middle and not got:  # most of it does not fit into the ring, and has not been read
+            say("halfway")
+            hear()
         for name, tensor in tensors:
             got[name] = tensor.tobytes()  # numpy's: nothing here has loaded torch
 
@@ -142,7 +152,7 @@ def target(arguments):
                 raise AssertionError("verified without digests")
             except RuntimeError as error:
                 assert "no digests" in str(error), error
-        server.update(name, engine, inference_parallel_size=1, timeout=60, verify=name != "field")
+        server.update(name, engine, inference_parallel_size=1, timeout=SECONDS if middle else 60, verify=name != "field")
     except Exception as error:
         say("failed", f"{time.monotonic() - begin:.1f}", str(error).replace("\n", " "))
     else:
@@ -188,9 +198,16 @@ class Process:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
+    def stop(self):
+        self.process.send_signal(signal.SIGSTOP)
+
+    def is_silent(self, seconds):
+        return not select.select([self.process.stdout], [], [], seconds)[0]
+
     def kill(self):
+        """What it has logged."""
         self.process.kill()
-        self.process.communicate()
+        return self.process.communicate()[1]
 
 
 def prove_store(folders, role):
@@ -237,7 +254,7 @@ def prove_server(folders, folder, same_host):
         assert running.answer() == ["ready"]
         for killed in (False, True):
             port = free_port()
-            ranks = [Process(folders, "target", rank, port, metas, "c",
+            ranks = [Process(folders, "target", rank, port, "c", "whole", metas,
                              env={} if same_host else {"PS_HOST_ID": f"host-{rank}"}) for rank in range(2)]
             if killed:
                 running.kill()
@@ -253,6 +270,54 @@ def prove_server(folders, folder, same_host):
         running.kill()
 
 
+SECONDS = 120  # of an update that is disturbed: an owner that stops is noticed after 6, on a busy machine somewhat more
+
+
+def prove_fault(folders, folder, fault, replica):
+    """Two hosts fill themselves from a job, or from two that hold the same, while the first is stopped, is killed in the middle of a
+    read, or wants its memory back."""
+    metas = [folder / f"{fault}-{i}.json" for i in range(2 if replica else 1)]
+    owners = [Process(folders, "owner", path) for path in metas]
+    ranks = []
+    try:
+        for each in owners:
+            assert each.answer() == ["ready"]
+        port = free_port()
+        ranks = [Process(folders, "target", rank, port, "c", "middle", *metas, env={"PS_HOST_ID": f"host-{rank}"})
+                 for rank in range(2)]
+        for rank in ranks:
+            assert rank.answer() == ["halfway"]
+        if fault == "unregistered":
+            owners[0].go_on()
+            assert owners[0].is_silent(1), "it did not wait for its readers"
+        else:
+            owners[0].stop()
+        begin = time.monotonic()
+        for rank in ranks:
+            rank.go_on()
+        if fault == "killed":
+            time.sleep(1)  # now Mooncake waits for it
+            owners[0].kill()
+        answers = [rank.answer() for rank in ranks]
+        seconds = time.monotonic() - begin
+        if fault == "unregistered":
+            for rank in ranks:
+                rank.go_on()
+            assert owners[0].answer() == ["unregistered"]
+        logs = "".join(rank.kill() for rank in ranks)
+        expected = "loaded" if replica or fault == "unregistered" else "failed"
+        assert all(answer[0] == expected for answer in answers), (answers, logs[-3000:])
+        if expected == "failed":
+            assert all("of the loaded metas" in " ".join(answer) for answer in answers), answers
+        elif replica:
+            assert "reading on from replicas" in logs and "of the loaded metas" in logs, logs[-3000:]
+        assert seconds < SECONDS / 2, seconds
+        print(f"{fault}{', a replica fills in' if replica else ''}: {' '.join(answers[0])} ({seconds:.1f} s later)")
+    finally:
+        for each in owners + ranks:
+            each.kill()
+
+
 def prove_field_owner(folders, folder):
     """A job of two ranks fills itself out of the memory of the field's ParameterServer, twice; then it has taken it back."""
     metas = folder / "field.json"
@@ -264,7 +329,7 @@ def prove_field_owner(folders, folder):
             if gone:
                 running.go_on()
                 assert running.answer() == ["unregistered"]
-            ranks = [Process(folders, "target", rank, port, metas, "field") for rank in range(2)]
+            ranks = [Process(folders, "target", rank, port, "field", "whole", metas) for rank in range(2)]
             answers = [rank.answer() for rank in ranks]
             for rank in ranks:
                 rank.kill()
@@ -294,6 +359,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for same_host in (True, False):
             prove_server(folders, pathlib.Path(folder), same_host)
+        for fault in ("unregistered", "stopped", "killed"):
+            for replica in (False, True)[: 1 if fault == "unregistered" else 2]:
+                prove_fault(folders, pathlib.Path(folder), fault, replica)
         if folders["field"]:
             prove_field_owner(folders, pathlib.Path(folder))
 

@@ -37,6 +37,7 @@ class TransferEngine:
         host, port = target.rsplit(":", 1)
         try:
             with socket.create_connection((host, int(port)), timeout=5) as owner:
+                owner.settimeout(None)
                 for buffer, remote, size in zip(buffers, remotes, sizes):
                     owner.sendall(_REQUEST.pack(remote, size))
                     answer = owner.makefile("rb")

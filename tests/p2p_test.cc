@@ -120,9 +120,26 @@ TEST(FromAnotherJob, RanksThatLoadedDifferentMetasAreTold) {
   }));
   auto engines = one_engine(2);
   expect_refused(update(fresh, "c", engines), "different metas");
-  for (const Status& status : update(fresh, "d", engines)) {
-    EXPECT_THAT(status.message(), HasSubstr("load_metas"));
-  }
+}
+
+TEST(FromAnotherJob, ItMayBeCalledByAnyName) {
+  const Checkpoint checkpoint = small_model(2, 65);
+  Job running({.ranks = 1});
+  ASSERT_TRUE(running.load("c", checkpoint).is_ok());
+  Job fresh({.ranks = 2});
+  expect_ok(fresh.run([](int, ParameterServer& server) { return server.gather_metas("mine"); }));
+  auto engines = one_engine(2);
+  expect_refused(update(fresh, "c", engines), "load_metas");
+  expect_ok(load_metas(fresh, metas_of(running)));
+  expect_ok(update(fresh, "mine", engines));
+  expect_whole(engines, checkpoint);
+  EXPECT_EQ(fresh.reports[0].checkpoint_name, "c");
+  // While it is updated it is known by its own name.
+  auto prepared = fresh.run([](int, ParameterServer& server) -> Status {
+    CKPT_ASSIGN_OR_RETURN(const auto update, server.prepare("mine", {}));
+    return server.unregister_checkpoint("c");
+  });
+  for (const Status& status : prepared) EXPECT_THAT(status.message(), HasSubstr("being updated"));
 }
 
 TEST(FromAnotherJob, ASecondRegistrationInTheMiddleDisturbsNoReader) {

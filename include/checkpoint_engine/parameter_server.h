@@ -219,7 +219,7 @@ class ParameterServer {
   /// Takes metas that another job has exported: updates then read out of the memory of its ranks,
   /// which must still run and hold the checkpoint. A JSON list of such metas is that of several
   /// jobs that hold the same checkpoint: they share the work, and stand in for each other. All
-  /// ranks of this job load the same text.
+  /// ranks of this job load the same text. For updates of it any name will do.
   virtual Status load_metas(const std::string& json) = 0;
   /// Collective, after load_metas: the ranks keep in host memory what updates bring of the loaded
   /// checkpoint, a share each, and offer it to other jobs, from now on and while it is still

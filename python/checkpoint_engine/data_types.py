@@ -75,10 +75,10 @@ class Metas(dict[int, MemoryBufferMetaList]):
     digests. So a plain dict of these objects is as good.
 
     Attributes:
-        exported: the same as the engine's own JSON.
+        exported: what they were when the engine gave them, as its own JSON; "" for those that it did not give.
     """
 
-    exported: str
+    exported: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> Metas:
@@ -94,8 +94,13 @@ class Metas(dict[int, MemoryBufferMetaList]):
 
 
 def metas_json(metas: Mapping[int, Any]) -> str:
-    """What load_metas of the engine takes; the values are MemoryBufferMetaList, or what JSON makes of one."""
-    return metas.exported if isinstance(metas, Metas) else json.dumps(metas, default=_plain)
+    """What load_metas of the engine takes, of metas as they are now; the values are MemoryBufferMetaList, or what JSON makes of one."""
+    text = json.dumps(metas, default=_plain)
+    if isinstance(metas, Metas) and metas.exported:
+        # It says more than these objects can.
+        if json.loads(text) == json.loads(_core.field_metas(metas.exported)):
+            return metas.exported
+    return text
 
 
 def _plain(value: Any) -> Any:

@@ -201,13 +201,17 @@ class ParameterServer:
         self._server.gather_metas(checkpoint_name)
 
     def get_metas(self) -> Metas:
-        """What gather_metas or load_metas has learned, by rank; can be pickled. Ranks without tensors are left out."""
-        return Metas.from_json(self._server.export_metas())
+        """What gather_metas or load_metas has learned, by rank; can be pickled. Ranks without tensors are left out.
+
+        Empty before that, and when what was gathered is unregistered.
+        """
+        return Metas.from_json(self._server.export_metas()) if self._server.checkpoint_name else Metas()
 
     def load_metas(self, metas: Mapping[int, MemoryBufferMetaList] | str | Sequence[Mapping[int, MemoryBufferMetaList] | str]) -> None:
         """Takes metas of another job: what its get_metas gave, also as a plain dict, or the JSON of export_metas or GET /v1/metas.
 
-        Also those of the field's package itself (docs/p2p.md): their checkpoint is named "field", and has no digests.
+        Updates of it may give it any name. Also the metas of the field's package itself (docs/p2p.md), which have no digests: its
+        updates need verify=False.
         A list of such is for jobs that hold the same checkpoint: they share the work and stand in for each other.
         """
         if isinstance(metas, (str, Mapping)):

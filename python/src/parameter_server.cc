@@ -122,6 +122,11 @@ class Server {
 
   int rank() const { return open()->rank(); }
   int world_size() const { return open()->world_size(); }
+  std::string checkpoint_name() const {
+    return get<std::string>([](ckpt::ParameterServer& server) -> Result<std::string> {
+      return server.checkpoint_name();
+    });
+  }
 
   void register_checkpoint(const std::string& name, const std::vector<std::string>& files,
                            const std::vector<PythonTensor>& tensors, bool use_shared_pool,
@@ -277,6 +282,7 @@ void bind_parameter_server(nb::module_& module) {
       .def("close", &Server::close)
       .def_prop_ro("rank", &Server::rank)
       .def_prop_ro("world_size", &Server::world_size)
+      .def_prop_ro("checkpoint_name", &Server::checkpoint_name)
       .def("register_checkpoint", &Server::register_checkpoint, nb::arg("name"), nb::arg("files"),
            nb::arg("tensors"), nb::arg("use_shared_pool"), nb::arg("in_place"),
            nb::arg("keep_alive").none())

@@ -57,18 +57,20 @@ Status ParameterServerImpl::check_update(const std::string& name) const {
   const Catalog* catalog = registry_->catalog().get();
   if (catalog == nullptr || catalog->metas().checkpoint_name != name) {
     return failed_precondition(
-        concat("checkpoint ", quoted(name), " is not the ",
-               registry_->was_loaded() ? "loaded" : "gathered", " one (",
+        concat("checkpoint ", quoted(name), " is not the gathered one (",
                catalog ? quoted(catalog->metas().checkpoint_name) : std::string("none"),
                "); call gather_metas(", quoted(name), "), or load_metas, on all ranks first"));
   }
   return Status();
 }
 
-Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::string& name,
+Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::string& called,
                                                                      const UpdateOptions& options) {
   const std::lock_guard lock(operation_);
   RunningCalls::Call call(running_);
+  // What was loaded has the name that the other job gave it, whatever it is called here.
+  const std::string name =
+      registry_->was_loaded() ? registry_->catalog()->metas().checkpoint_name : called;
   if (options.verify && registry_->catalog() && !has_digests(*registry_->catalog())) {
     return failed_precondition(
         "the loaded metas have no digests, so that nobody can tell whether what is read is what "

@@ -196,7 +196,7 @@ class SglangProgram:
             self.proof.say(updated, f"{what}: the job that keeps the checkpoint has updated the engine")
             for worker in self.engine.workers:
                 worker.model.held.clear()
-            joining = self.start("--load-metas-file", metas)
+            joining = self.start("--load-metas-file", metas, "--checkpoint-name", "what-the-other-job-has")
             output = joining.communicate(timeout=120)[0]
             self.compare(checkpoint, what, joining.returncode == 0, output)
         finally:

@@ -184,6 +184,9 @@ def field_metas(json: str) -> str:
     What export_metas gives, in the JSON of the Python package checkpoint-engine 0.4.
     """
 
+def launched_rank() -> tuple[int | None, int | None]:
+    """Rank and world size in the variables of torchrun, Open MPI or Slurm."""
+
 class PreparedUpdate:
     """An update that has touched no engine yet. Dropping it gives it up."""
 
@@ -199,6 +202,9 @@ class ParameterServer:
 
     @property
     def world_size(self) -> int: ...
+
+    @property
+    def local_rank(self) -> int: ...
 
     @property
     def checkpoint_name(self) -> str: ...

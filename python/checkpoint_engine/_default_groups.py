@@ -17,10 +17,9 @@ class DefaultGroups:
         secret: for the engine's own group.
     """
 
-    def __init__(self, server: _core.ParameterServer, master_addr: str | None, gpu_count: int | None, secret: str):
+    def __init__(self, server: _core.ParameterServer, master_addr: str | None, secret: str):
         self._server = server
         self._master_addr = master_addr
-        self._gpu_count = gpu_count
         self._secret = secret
         self._torch_group: Any = None
         self._group: Any = None
@@ -29,13 +28,13 @@ class DefaultGroups:
         """torch's where torch is loaded, and that of checkpoint_engine.distributed where it is another. Collective."""
         separate = distributed.uses_separate_group()
         if not separate:
-            made = _torch_group.make(self._server, self._master_addr, self._gpu_count, timeout)
+            made = _torch_group.make(self._server, self._master_addr, timeout)
             self._torch_group = made or self._torch_group
         if distributed.uses_torch() or distributed.is_initialized():
             return
         store: Any = ServerStore(self._server, timeout)
         if separate:
-            _torch_group.use_own_gpu(self._server, self._gpu_count)
+            _torch_group.use_own_gpu(self._server)
             store = _torch_group.make_store(self._server, self._master_addr, timeout)
         distributed.init_process_group(
             self._server.rank,

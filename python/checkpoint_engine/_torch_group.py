@@ -11,7 +11,7 @@ from ._hosts import master_host
 from .tensors import torch_if_loaded
 
 
-def make(server: _core.ParameterServer, master_addr: str | None, gpu_count: int | None, timeout: timedelta) -> Any:
+def make(server: _core.ParameterServer, master_addr: str | None, timeout: timedelta) -> Any:
     """Makes the group over all ranks where torch is loaded and has none. Collective.
 
     Returns it, for destroy(); None where it was not made.
@@ -20,7 +20,7 @@ def make(server: _core.ParameterServer, master_addr: str | None, gpu_count: int 
     if torch is None or not torch.distributed.is_available() or torch.distributed.is_initialized():
         return None
     store = make_store(server, master_addr, timeout)
-    use_own_gpu(server, gpu_count)
+    use_own_gpu(server)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(
         backend, store=store, rank=server.rank, world_size=server.world_size, timeout=timeout
@@ -35,11 +35,11 @@ def destroy(made: Any) -> None:
         torch.distributed.destroy_process_group()
 
 
-def use_own_gpu(server: _core.ParameterServer, gpu_count: int | None) -> None:
-    """Makes the GPU of this rank torch's current one, as the field's package does: nccl needs it."""
+def use_own_gpu(server: _core.ParameterServer) -> None:
+    """Makes the engine's GPU torch's current one, as the field's package does: nccl needs it."""
     torch = torch_if_loaded()
     if torch is not None and torch.cuda.is_available():
-        torch.cuda.set_device(server.rank % (gpu_count or torch.cuda.device_count()))
+        torch.cuda.set_device(server.local_rank % torch.cuda.device_count())
 
 
 def make_store(server: _core.ParameterServer, master_addr: str | None, timeout: timedelta) -> Any:

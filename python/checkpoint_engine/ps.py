@@ -69,7 +69,8 @@ class ParameterServer:
     Args:
         rank, world_size: from the variables of torchrun, Open MPI or Slurm where they are None. 0 is a rank.
         auto_pg: the default process group, if init_process_group has made it, is destroyed after each update, commit and abort.
-        gpu_count: ranks of one host; this rank uses the GPU number rank % gpu_count. None: the launcher's local rank.
+        gpu_count: ranks of one host; this rank uses the GPU number rank % gpu_count. None: the launcher's local rank, else
+            its number among the ranks of its host.
         mem_fraction: of the free memory, which an update may use; None: PS_MEM_FRACTION, else 0.9.
         master_addr, master_port: where rank 0 listens. None: MASTER_ADDR, and MASTER_PORT + 1.
         device: "auto" (a GPU where there is one), "cuda" or "host".
@@ -132,7 +133,7 @@ class ParameterServer:
         self._device = device
         self._auto_pg = auto_pg
         self._server = _core.ParameterServer(options)
-        self._groups = DefaultGroups(self._server, master_addr, gpu_count, secret)
+        self._groups = DefaultGroups(self._server, master_addr, secret)
         # At the end of the process too: ranks that leave are not taken for dead.
         self._finalizer = weakref.finalize(self, _close, self._server, transfer_engine)
 
@@ -351,19 +352,18 @@ class _CallThread:
 
 
 def _rank_and_size(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
-    """One that is not given comes from torchrun's variables when the other is given."""
-    if rank is None and world_size is not None and "RANK" in os.environ:
-        rank = int(os.environ["RANK"])
-    if world_size is None and rank is not None and "WORLD_SIZE" in os.environ:
-        world_size = int(os.environ["WORLD_SIZE"])
-    return rank, world_size
+    """One that is not given comes from the launcher when the other is given; of both the engine asks itself."""
+    if (rank is None) == (world_size is None):
+        return rank, world_size
+    launched_rank, launched_size = _core.launched_rank()
+    return launched_rank if rank is None else rank, launched_size if world_size is None else world_size
 
 
 def _local_rank(rank: int | None, gpu_count: int) -> int:
     if gpu_count < 1:
         raise InvalidArgumentError(f"gpu_count is {gpu_count}; it must be at least 1", "invalid argument")
     if rank is None:
-        rank = int(os.environ.get("RANK", "0"))
+        rank = _core.launched_rank()[0] or 0  # without a launcher it is a job of one rank
     return rank % gpu_count
 
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "base/strings.h"
 #include "checkpoint/checkpoint_files.h"
 #include "checkpoint_engine/parameter_server.h"
+#include "control/rendezvous.h"
 #include "engine_call.h"
 #include "errors.h"
 #include "gil.h"
@@ -30,7 +32,7 @@
 namespace ckpt::python {
 namespace {
 
-using SharedServer = std::shared_ptr<ckpt::ParameterServer>;
+using SharedServer = std::shared_ptr<ParameterServerImpl>;
 
 /// Name, name of the dtype (torch's), shape, address, bytes.
 using PythonTensor =
@@ -122,6 +124,7 @@ class Server {
 
   int rank() const { return open()->rank(); }
   int world_size() const { return open()->world_size(); }
+  int local_rank() const { return open()->local_rank(); }
   std::string checkpoint_name() const {
     return get<std::string>([](ckpt::ParameterServer& server) -> Result<std::string> {
       return server.checkpoint_name();
@@ -265,6 +268,11 @@ void bind_options(nb::module_& module) {
           nb::arg("engine"));
 }
 
+std::tuple<std::optional<int>, std::optional<int>> launched_rank_and_size() {
+  const LaunchedRank said = value_or_raise(launched_rank(process_environment()));
+  return {said.rank, said.world_size};
+}
+
 std::string field_metas(const std::string& json) {
   return metas_to_field_json(value_or_raise(metas_from_json(json)));
 }
@@ -275,6 +283,8 @@ void bind_parameter_server(nb::module_& module) {
   bind_options(module);
   module.def("field_metas", &field_metas, nb::arg("json"),
              "What export_metas gives, in the JSON of the Python package checkpoint-engine 0.4.");
+  module.def("launched_rank", &launched_rank_and_size,
+             "Rank and world size in the variables of torchrun, Open MPI or Slurm.");
   nb::class_<Prepared>(module, "PreparedUpdate",
                        "An update that has touched no engine yet. Dropping it gives it up.");
   nb::class_<Server>(module, "ParameterServer", "See ParameterServer of the C++ API.")
@@ -282,6 +292,7 @@ void bind_parameter_server(nb::module_& module) {
       .def("close", &Server::close)
       .def_prop_ro("rank", &Server::rank)
       .def_prop_ro("world_size", &Server::world_size)
+      .def_prop_ro("local_rank", &Server::local_rank)
       .def_prop_ro("checkpoint_name", &Server::checkpoint_name)
       .def("register_checkpoint", &Server::register_checkpoint, nb::arg("name"), nb::arg("files"),
            nb::arg("tensors"), nb::arg("use_shared_pool"), nb::arg("in_place"),

@@ -1,5 +1,6 @@
 #include "control/rendezvous.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/env.h"
@@ -58,22 +59,37 @@ Status check(const Rendezvous& who) {
   return Status::ok();
 }
 
-/// True when the launcher's variables are set and `who` was filled from them.
-Result<bool> from_launcher(const Launcher& launcher, const Environment& environment,
-                           Rendezvous& who) {
-  CKPT_ASSIGN_OR_RETURN(const auto rank, number(environment, launcher.rank, kMaxWorldSize));
-  CKPT_ASSIGN_OR_RETURN(const auto size, number(environment, launcher.size, kMaxWorldSize));
-  if (!rank && !size) return false;
-  if (!rank || !size) {
-    return invalid_argument(concat("environment variable ", rank ? launcher.rank : launcher.size,
-                                   " is set, but ", rank ? launcher.size : launcher.rank,
+/// Null: no launcher has set anything.
+const Launcher* find_launcher(const Environment& environment) {
+  const auto at = std::find_if(kLaunchers.begin(), kLaunchers.end(), [&](const Launcher& launcher) {
+    return variable(environment, launcher.rank) || variable(environment, launcher.size);
+  });
+  return at == kLaunchers.end() ? nullptr : &*at;
+}
+
+Result<LaunchedRank> read_launcher(const Launcher& launcher, const Environment& environment) {
+  LaunchedRank said;
+  CKPT_ASSIGN_OR_RETURN(said.rank, number(environment, launcher.rank, kMaxWorldSize));
+  CKPT_ASSIGN_OR_RETURN(said.world_size, number(environment, launcher.size, kMaxWorldSize));
+  CKPT_ASSIGN_OR_RETURN(said.local_rank, number(environment, launcher.local_rank, kMaxWorldSize));
+  return said;
+}
+
+Status take_from_launcher(const Environment& environment, Rendezvous& who) {
+  const Launcher* launcher = find_launcher(environment);
+  if (launcher == nullptr) return Status::ok();
+  CKPT_ASSIGN_OR_RETURN(const LaunchedRank said, read_launcher(*launcher, environment));
+  if (!said.rank || !said.world_size) {
+    return invalid_argument(concat("environment variable ",
+                                   said.rank ? launcher->rank : launcher->size, " is set, but ",
+                                   said.rank ? launcher->size : launcher->rank,
                                    " is not: set both, or give rank and world size as options"));
   }
-  CKPT_ASSIGN_OR_RETURN(who.local_rank, number(environment, launcher.local_rank, kMaxWorldSize));
-  who.rank = *rank;
-  who.world_size = *size;
-  who.source = launcher.name;
-  return true;
+  who.rank = *said.rank;
+  who.world_size = *said.world_size;
+  who.local_rank = said.local_rank;
+  who.source = launcher->name;
+  return Status::ok();
 }
 
 Status find_rank(const RendezvousOptions& options, const Environment& environment,
@@ -88,10 +104,7 @@ Status find_rank(const RendezvousOptions& options, const Environment& environmen
     who.rank = *options.rank;
     who.world_size = *options.world_size;
   } else {
-    for (const Launcher& launcher : kLaunchers) {
-      CKPT_ASSIGN_OR_RETURN(const bool found, from_launcher(launcher, environment, who));
-      if (found) break;
-    }
+    CKPT_RETURN_IF_ERROR(take_from_launcher(environment, who));
   }
   if (options.local_rank) who.local_rank = options.local_rank;
   return check(who);
@@ -160,6 +173,11 @@ Result<HostPort> parse_host_port(std::string_view text) {
 }
 
 Environment process_environment() { return env_string; }
+
+Result<LaunchedRank> launched_rank(const Environment& environment) {
+  const Launcher* launcher = find_launcher(environment);
+  return launcher == nullptr ? LaunchedRank() : read_launcher(*launcher, environment);
+}
 
 Result<Rendezvous> resolve_rendezvous(const RendezvousOptions& options,
                                       const Environment& environment) {

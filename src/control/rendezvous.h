@@ -47,6 +47,17 @@ using Environment = std::function<std::optional<std::string>(const char* name)>;
 /// The environment of this process.
 Environment process_environment();
 
+/// What the launcher of this process says in its variables, as far as it says anything.
+struct LaunchedRank {
+  std::optional<int> rank;
+  std::optional<int> world_size;
+  std::optional<int> local_rank;
+};
+
+/// Of the first launcher that resolve_rendezvous knows and that has set a rank or a size. An error
+/// names the variable that is no number.
+Result<LaunchedRank> launched_rank(const Environment& environment);
+
 /// Rank and size: options, else torchrun (RANK, WORLD_SIZE, LOCAL_RANK), Open MPI
 /// (OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK) or Slurm (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID);
 /// the first of these that is set at all is the one, and setting it by half is an error that names

@@ -57,6 +57,24 @@ TEST(Rendezvous, OtherLaunchersAreReadInOrder) {
   EXPECT_EQ(second->local_rank, 1);
 }
 
+TEST(Rendezvous, WhatALauncherSaysCanBeAskedByHalves) {
+  const auto nothing = launched_rank(fake({{"LOCAL_RANK", "3"}}));
+  ASSERT_TRUE(nothing);
+  EXPECT_FALSE(nothing->rank || nothing->world_size || nothing->local_rank);
+  const auto half = launched_rank(fake({{"RANK", "5"}, {"SLURM_PROCID", "7"}}));
+  ASSERT_TRUE(half);
+  EXPECT_EQ(half->rank, 5);
+  EXPECT_FALSE(half->world_size);
+  const auto whole = launched_rank(fake({{"OMPI_COMM_WORLD_RANK", "9"},
+                                         {"OMPI_COMM_WORLD_SIZE", "16"},
+                                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}));
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->rank, 9);
+  EXPECT_EQ(whole->world_size, 16);
+  EXPECT_EQ(whole->local_rank, 1);
+  EXPECT_THAT(launched_rank(fake({{"RANK", "x"}})).status().message(), HasSubstr("RANK=\"x\""));
+}
+
 TEST(Rendezvous, AnExplicitZeroIsAValue) {
   RendezvousOptions options;
   options.rank = 0;

@@ -13,7 +13,8 @@
 namespace ckpt {
 
 Result<std::unique_ptr<ParameterServer>> ParameterServer::create(ParameterServerOptions options) {
-  return ParameterServerImpl::create(std::move(options));
+  CKPT_ASSIGN_OR_RETURN(auto server, ParameterServerImpl::create(std::move(options)));
+  return std::unique_ptr<ParameterServer>(std::move(server));
 }
 
 Result<UpdateReport> ParameterServer::update(const std::string& name, const EngineCall& call,
@@ -22,13 +23,13 @@ Result<UpdateReport> ParameterServer::update(const std::string& name, const Engi
   return commit(std::move(prepared), call);
 }
 
-Result<std::unique_ptr<ParameterServer>> ParameterServerImpl::create(ParameterServerOptions options,
-                                                                     AbortSignal* abort) {
+Result<std::unique_ptr<ParameterServerImpl>> ParameterServerImpl::create(
+    ParameterServerOptions options, AbortSignal* abort) {
   auto server = std::make_unique<ParameterServerImpl>();
   CKPT_ASSIGN_OR_RETURN(server->memory_fraction_, memory_fraction(options));
   server->options_ = std::move(options);
   CKPT_RETURN_IF_ERROR(server->start(abort));
-  return std::unique_ptr<ParameterServer>(std::move(server));
+  return server;
 }
 
 Status ParameterServerImpl::start(AbortSignal* abort) {

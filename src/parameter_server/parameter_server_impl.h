@@ -37,11 +37,13 @@ struct OwnUpdate : PreparedUpdate {
 class ParameterServerImpl : public ParameterServer {
  public:
   /// `abort` ends the wait for the other ranks.
-  static Result<std::unique_ptr<ParameterServer>> create(ParameterServerOptions options,
-                                                         AbortSignal* abort = nullptr);
+  static Result<std::unique_ptr<ParameterServerImpl>> create(ParameterServerOptions options,
+                                                             AbortSignal* abort = nullptr);
   ~ParameterServerImpl() override;
 
   int rank() const override { return job_->rank(); }
+  /// Of the ranks of this host; the GPU of that number (modulo their count) is this rank's.
+  int local_rank() const { return job_->local_rank(); }
   int world_size() const override { return job_->world_size(); }
   Status register_checkpoint(const std::string& name, const Registration& part) override;
   Status unregister_checkpoint(const std::string& name, bool force) override;

@@ -132,6 +132,17 @@ TEST_P(SpreadBetweenProcesses, AKilledRankEndsThePassAndANewOneTakesItsPlace) {
   expect_delivered();
 }
 
+TEST_P(SpreadBetweenProcesses, AnAbortIsHeardAndTheNextPassWorks) {
+  start(job_of(kMiB, 3));
+  for (const auto& [rank, outcome] : processes_->run(kPatience, {.aborts = true})) {
+    EXPECT_FALSE(outcome.ok) << "rank " << rank;
+    EXPECT_FALSE(outcome.stray_write) << "rank " << rank << " " << outcome.text;
+    EXPECT_THAT(outcome.text, HasSubstr("called off")) << "rank " << rank;
+    EXPECT_LT(outcome.seconds_to_end, 1) << "rank " << rank << " " << outcome.text;
+  }
+  expect_delivered();
+}
+
 TEST_P(SpreadBetweenProcesses, AStoppedRankEndsThePassAndTakesPartInTheNext) {
   if (!GetParam().in_host_memory) {
     GTEST_SKIP() << "here a GPU's memory is freed under a rank that is stopped; a parameter server "

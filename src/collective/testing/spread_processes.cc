@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <utility>
 
@@ -17,6 +19,7 @@ namespace {
 
 /// How many buckets a victim takes before it says so and stands still.
 constexpr std::uint32_t kBucketsOfVictim = 2;
+constexpr const char* kEveryRank = "all";  // in the place of a victim: each aborts its pass
 
 void write_line(FILE* file, const std::string& line) {
   std::fputs((line + "\n").c_str(), file);
@@ -39,10 +42,19 @@ std::string text_from_hex(const std::string& hex) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// "<text> <stray> <cause ok> {<code> <message>}", all texts in hex.
+double seconds_to_end(const PassOutcome& outcome) {
+  double longest = 0;
+  for (const LaneOutcome& lane : outcome.lanes) {
+    longest =
+        std::max(longest, std::chrono::duration<double>(lane.ended - outcome.aborted).count());
+  }
+  return outcome.cause.is_ok() ? 0 : longest;
+}
+
+/// "<text> <stray> <cause ok> <seconds> {<code> <message>}", all texts in hex.
 std::string encode(const PassOutcome& outcome) {
   std::string line = concat(text_to_hex(outcome.text()), ' ', outcome.stray_write.empty() ? 0 : 1,
-                            ' ', outcome.cause.is_ok() ? 1 : 0);
+                            ' ', outcome.cause.is_ok() ? 1 : 0, ' ', seconds_to_end(outcome));
   for (const LaneOutcome& lane : outcome.lanes) {
     if (!lane.spreads() || lane.status.is_ok()) continue;
     line +=
@@ -54,14 +66,15 @@ std::string encode(const PassOutcome& outcome) {
 SpreadProcesses::Outcome decode(const std::string& line) {
   SpreadProcesses::Outcome outcome;
   const std::vector<std::string> words = split(line, ' ');
-  if (words.size() < 3) {
+  if (words.size() < 4) {
     outcome.text = "the process has ended";
     return outcome;
   }
   outcome.text = text_from_hex(words[0]);
   outcome.stray_write = words[1] == "1";
   outcome.ok = words[2] == "1";
-  for (std::size_t i = 3; i + 1 < words.size(); i += 2) {
+  outcome.seconds_to_end = std::stod(words[3]);
+  for (std::size_t i = 4; i + 1 < words.size(); i += 2) {
     outcome.failures.emplace_back(static_cast<StatusCode>(std::stoi(words[i])),
                                   text_from_hex(words[i + 1]));
   }
@@ -135,11 +148,13 @@ void SpreadProcesses::serve(int rank, FILE* commands, FILE* answers) {
       PassOptions options;
       options.seconds = std::stod(words[0]);
       options.watch = std::chrono::milliseconds(200);
-      if (words[1] == concat(rank)) {
-        options.acknowledges = [&](int, std::uint32_t bucket) {
+      const bool aborts = words[1] == kEveryRank;
+      if (aborts || words[1] == concat(rank)) {
+        options.acknowledges = [&, aborts](int, std::uint32_t bucket) {
           if (bucket < kBucketsOfVictim) return true;
           write_line(answers, "here");
           read_line(commands);
+          if (aborts) job.abort(aborted("called off"));
           return false;
         };
       }
@@ -166,7 +181,7 @@ std::map<int, SpreadProcesses::Outcome> SpreadProcesses::run(double seconds, Pro
   for (auto& [rank, process] : processes_) {
     all.push_back(rank);
     if (rank != fault.victim) living.push_back(rank);
-    write_line(process.to, concat(seconds, ' ', fault.victim));
+    write_line(process.to, concat(seconds, ' ', fault.aborts ? kEveryRank : concat(fault.victim)));
   }
   meet(all);  // what they publish
   meet(all);  // all are connected
@@ -177,6 +192,12 @@ std::map<int, SpreadProcesses::Outcome> SpreadProcesses::run(double seconds, Pro
     int status = 0;
     ::waitpid(victim.pid, &status, WUNTRACED);
     if (!WIFSTOPPED(status)) victim.pid = -1;
+  }
+  if (fault.aborts) {
+    for (const int rank : all) {
+      if (read_line(processes_.at(rank).from) != "here") std::abort();
+    }
+    for (const int rank : all) write_line(processes_.at(rank).to, "");
   }
   meet(living);  // all lanes have ended
   std::map<int, Outcome> outcomes;

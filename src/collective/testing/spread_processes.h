@@ -20,6 +20,8 @@ struct ProcessFault {
   int victim = -1;  ///< none
   /// Sent when the victim has compared its first buckets; it acknowledges none from then on.
   int signal = 0;
+  /// Instead: when all ranks have compared their first buckets, each is told to abort its pass.
+  bool aborts = false;
 };
 
 /// One process for each rank of a topology, forked: make it while this process has one thread, and
@@ -36,6 +38,8 @@ class SpreadProcesses {
     bool ok = false;
     bool stray_write = false;
     std::vector<Status> failures;  ///< of spreading lanes
+    /// From the moment at which the pass was aborted until its last lane had ended.
+    double seconds_to_end = 0;
   };
   /// One pass with a deadline, by rank; without a killed victim. A stopped one goes on when the
   /// others have ended, while they watch their memory.

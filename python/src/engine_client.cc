@@ -24,7 +24,9 @@ void update_engine(const std::string& url, const std::map<std::string, std::stri
   interruptible(
       [=] {
         EngineUpdateOptions options;
+        options.interrupt = interrupt;
         if (!target.path.empty()) options.rpc_path = target.path;
+        options.query = target.query;
         return EngineClient(target.kind, target.endpoint, token)
             .update_weights(addresses, options, Deadline::after_seconds(timeout_seconds),
                             *interrupt);

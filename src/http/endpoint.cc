@@ -1,6 +1,7 @@
 #include "http/endpoint.h"
 
 #include <arpa/inet.h>
+#include <strings.h>
 #include <sys/un.h>
 
 #include "base/strings.h"
@@ -56,7 +57,9 @@ bool is_loopback(const std::string& host) {
 Result<Endpoint> parse_endpoint(std::string_view text) {
   constexpr std::string_view kHttp = "http://", kUnix = "unix:";
   if (text.starts_with(kUnix)) return unix_endpoint(text.substr(kUnix.size()));
-  const bool is_url = text.starts_with(kHttp);
+  // A scheme may be written in either case.
+  const bool is_url =
+      text.size() >= kHttp.size() && ::strncasecmp(text.data(), kHttp.data(), kHttp.size()) == 0;
   auto rest = is_url ? text.substr(kHttp.size()) : text;
   if (rest.find("://") != std::string_view::npos) {
     return refused(text, "only http:// is spoken; write http://HOST:PORT or unix:PATH");

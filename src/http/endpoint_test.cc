@@ -10,6 +10,7 @@ TEST(Endpoint, AcceptsUrlsAddressesAndSockets) {
     const char *text, *canonical;
   } cases[] = {
       {"http://localhost:19730", "http://localhost:19730"},
+      {"HTTP://LocalHost:1", "http://LocalHost:1"},
       {"127.0.0.1:8000", "http://127.0.0.1:8000"},
       {"http://engine", "http://engine:80"},
       {"http://[::1]:8000", "http://[::1]:8000"},
@@ -26,8 +27,8 @@ TEST(Endpoint, AcceptsUrlsAddressesAndSockets) {
 
 TEST(Endpoint, RefusesWhatItCannotServe) {
   for (const char* text :
-       {"", "https://host:1", "ftp://host:1", "host", "http://", "http://:80", "host:0",
-        "host:65536", "host:80x", "host:-1", "::1:80", "http://[::1:80", "http://[::1]80",
+       {"", "https://host:1", "HTTPS://host:1", "ftp://host:1", "host", "http://", "http://:80",
+        "host:0", "host:65536", "host:80x", "host:-1", "::1:80", "http://[::1:80", "http://[::1]80",
         "http://u:p@host:1", "http://host:1/?a=b", "host:1 ", "unix:"}) {
     const auto endpoint = parse_endpoint(text);
     EXPECT_FALSE(endpoint.is_ok()) << text;

@@ -150,4 +150,12 @@ Status check_answer(EngineKind kind, const Endpoint& endpoint, const HttpRequest
   return failed_inside(kind, what, status, error_text(response.body));
 }
 
+bool is_error_of_vllm(const HttpResponse& response) {
+  if (response.status != 500) return false;
+  const json body = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
+  const json error = body.is_object() ? body.value("error", json()) : json();
+  return error.is_object() && error.value("message", json()).is_string() &&
+         error.value("type", json()).is_string();
+}
+
 }  // namespace ckpt

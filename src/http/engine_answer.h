@@ -26,4 +26,8 @@ std::string error_text(std::string_view body);
 Status check_answer(EngineKind kind, const Endpoint& endpoint, const HttpRequest& request,
                     const HttpResponse& response);
 
+/// Whether vLLM says that something has failed inside: HTTP 500 with the members "message" and
+/// "type" of an "error". Neither proxies nor receivers of ours answer like that. Pure.
+bool is_error_of_vllm(const HttpResponse& response);
+
 }  // namespace ckpt

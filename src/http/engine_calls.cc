@@ -53,7 +53,9 @@ Status call_engine(const EngineClient& client, const std::map<std::string, std::
   const auto cancel = std::make_shared<AbortSignal>();
   context.on_cancel([cancel] { cancel->raise(aborted("the update has failed elsewhere")); });
   const Forward forward(interrupt, cancel);
-  return client.update_weights(addresses, options,
+  EngineUpdateOptions interruptible = options;
+  interruptible.interrupt = interrupt;
+  return client.update_weights(addresses, interruptible,
                                Deadline::after_seconds(context.remaining_seconds()), *cancel);
 }
 

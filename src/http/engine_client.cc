@@ -25,12 +25,14 @@ constexpr auto kResumeTime = 10s;
 /// Transfers of cached blocks that are under way hold them, too.
 constexpr auto kResetTime = 10s;
 constexpr auto kResetInterval = 100ms;
-/// Ending a session behind an update that failed; the engine may still be busy with it.
-constexpr auto kEndTime = 3s;
+/// Tidying up behind an update that failed; the engine may still be busy with it.
+constexpr auto kTidyTime = 3s;
 /// A worker's answers lag behind by one for each call that failed before, and an error among them
 /// comes to light so many calls later.
 constexpr int kGoodAnswers = 16;
 constexpr int kLeftAnswers = 128;
+/// Whoever names another path has a handler there that may take any call for an update.
+constexpr std::string_view kCollectiveRpc = "/collective_rpc";
 constexpr std::size_t kObservedBytes = 500;
 
 std::string dump(const json& body) {
@@ -46,6 +48,11 @@ bool accepts_update(EngineKind kind, const HttpResponse& response) {
   if (kind == EngineKind::kSglang) return true;
   const json body = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
   return body.is_object() && body.value("accepts_update", json()) == true;
+}
+
+const AbortSignal& interrupt_of(const EngineUpdateOptions& options) {
+  static const AbortSignal never;
+  return options.interrupt ? *options.interrupt : never;
 }
 
 /// What the workers say of their draft models: whether all of them have one to update. vLLM writes
@@ -79,15 +86,22 @@ Result<std::string> EngineClient::call(const std::string& method, const std::str
                                        const std::string& json_body, Deadline deadline,
                                        const AbortSignal& abort) const {
   const HttpRequest request{method, path, json_body, bearer_token_};
+  CKPT_ASSIGN_OR_RETURN(HttpResponse response, ask(request, deadline, abort));
+  CKPT_RETURN_IF_ERROR(check_answer(kind_, endpoint_, request, response));
+  return std::move(response.body);
+}
+
+/// With whatever status; the observer is told.
+Result<HttpResponse> EngineClient::ask(const HttpRequest& request, Deadline deadline,
+                                       const AbortSignal& abort) const {
   const auto begin = Deadline::Clock::now();
   CKPT_ASSIGN_OR_RETURN(HttpResponse response, http_request(endpoint_, request, deadline, abort));
   if (observer_) {
     const std::chrono::duration<double> taken = Deadline::Clock::now() - begin;
-    observer_({endpoint_.to_string(), path, response.status, taken.count(),
+    observer_({endpoint_.to_string(), request.path, response.status, taken.count(),
                response.body.substr(0, kObservedBytes)});
   }
-  CKPT_RETURN_IF_ERROR(check_answer(kind_, endpoint_, request, response));
-  return std::move(response.body);
+  return response;
 }
 
 Status EngineClient::wait_ready(Deadline deadline, const AbortSignal& abort) const {
@@ -148,9 +162,15 @@ Status EngineClient::update_by_extension(const std::map<std::string, std::string
                      {"kwargs", json::object()},
                      {"timeout", deadline.remaining_seconds()}};
   const bool asked = !abort.raised();
-  const Status updated = call("POST", options.rpc_path, dump(body), deadline, abort).status();
-  if (asked && !updated) {
-    forget_answers(options.rpc_path, dump({{"method", "check_health"}}), Deadline::after(kEndTime));
+  const HttpRequest request{"POST", options.rpc_path + options.query, dump(body), bearer_token_};
+  const auto response = ask(request, deadline, abort);
+  const Status updated =
+      response ? check_answer(kind_, endpoint_, request, *response) : response.status();
+  // A call that was cut off because the update has failed elsewhere fails in the workers, too.
+  const bool workers_failed = response ? is_error_of_vllm(*response) : asked && abort.raised();
+  if (workers_failed && addresses.size() > 1 && options.rpc_path == kCollectiveRpc) {
+    forget_answers(request.path, dump({{"method", "check_health"}}),
+                   Deadline::after(kTidyTime).earlier(deadline), interrupt_of(options));
   }
   return updated;
 }
@@ -167,50 +187,59 @@ Status EngineClient::update_by_weight_transfer(const std::map<std::string, std::
   CKPT_RETURN_IF_ERROR(
       call("POST", "/init_weight_transfer_engine", dump(init), deadline, abort).status());
   CKPT_ASSIGN_OR_RETURN(const bool draft, has_draft_model(deadline, abort));
+  const bool several = addresses.size() > 1;
   std::vector<const char*> sessions = {"/start_weight_update"};
   if (draft) sessions.push_back("/start_draft_weight_update");
   for (const char* start : sessions) {
-    const Status started = start_session(start, deadline, abort);
+    const Status started = start_session(start, several, deadline, abort);
     const Status updated =
-        started ? call("POST", "/update_weights", dump(update), deadline, abort).status() : started;
+        started ? call("POST", "/update_weights" + options.query, dump(update), deadline, abort)
+                      .status()
+                : started;
     const json finish = {{"weight_version", start == sessions.back() ? version : json()}};
     const Status finished =
         updated ? call("POST", "/finish_weight_update", dump(finish), deadline, abort).status()
                 : updated;
-    if (started && !finished) end_session();
+    if (started && !finished) end_session(several, deadline, interrupt_of(options));
     CKPT_RETURN_IF_ERROR(finished);
   }
   return Status::ok();
 }
 
 // Whoever started a session and went away has left it open; it holds nothing of ours.
-Status EngineClient::start_session(const char* path, Deadline deadline,
+Status EngineClient::start_session(const char* path, bool several_workers, Deadline deadline,
                                    const AbortSignal& abort) const {
   const Status started = call("POST", path, "{}", deadline, abort).status();
   if (started || started.message().find("already active") == std::string::npos) return started;
   log_warning(endpoint_.to_string(), ": a weight update was left open; it is finished first");
-  end_session();
+  end_session(several_workers, deadline, abort);
   return call("POST", path, "{}", deadline, abort).status();
 }
 
-void EngineClient::end_session() const {
-  const Deadline deadline = Deadline::after(kEndTime);
-  (void)call("POST", "/finish_weight_update", "{}", deadline, AbortSignal());
+// It is over even when this fails. Whatever became of the update's deadline, an open one stays.
+void EngineClient::end_session(bool several_workers, Deadline deadline,
+                               const AbortSignal& interrupt) const {
+  const Deadline end = Deadline::after(kTidyTime);
+  (void)call("POST", "/finish_weight_update", "{}", end, interrupt);
   const json nothing = {{"init_info", json::object()}};
-  forget_answers("/init_weight_transfer_engine", dump(nothing), deadline);
+  if (several_workers) {
+    forget_answers("/init_weight_transfer_engine", dump(nothing), end.earlier(deadline), interrupt);
+  }
 }
 
 // vLLM's executor stops listening at the first worker whose answer is an error. The answers of
 // those behind it stay, and each is taken for the answer of a later call (0.23 to 0.32). So a call
-// that does nothing is made until it is no error twice: what may still be left says nothing.
-// Neither the update's deadline nor its abort signal ends this, only its own time.
+// that does nothing is made until it has been no error so often that nothing can be left. The
+// update's abort signal does not end this: a failure elsewhere is the reason for it.
 void EngineClient::forget_answers(const std::string& path, const std::string& nothing,
-                                  Deadline deadline) const {
+                                  Deadline deadline, const AbortSignal& interrupt) const {
+  const HttpRequest request{"POST", path, nothing, bearer_token_};
   int good = 0;
   for (int i = 0; i < kLeftAnswers && good < kGoodAnswers; ++i) {
-    const Status answer = call("POST", path, nothing, deadline, AbortSignal()).status();
-    if (!answer && answer.code() != StatusCode::kPeerError) return;  // no answer of a worker
-    good = answer ? good + 1 : 0;
+    const auto answer = ask(request, deadline, interrupt);
+    const bool fine = answer && answer->status == 200;
+    if (!fine && !(answer && is_error_of_vllm(*answer))) return;  // no answer of a worker
+    good = fine ? good + 1 : 0;
   }
 }
 
@@ -291,7 +320,8 @@ Status EngineClient::update_sglang(const std::map<std::string, std::string>& add
                                    const AbortSignal& abort) const {
   json body = {{"zmq_handles", addresses}, {"flush_cache", true}, {"weight_version", nullptr}};
   if (options.weight_version) body["weight_version"] = *options.weight_version;
-  return call("POST", "/update_weights_from_ipc", dump(body), deadline, abort).status();
+  return call("POST", "/update_weights_from_ipc" + options.query, dump(body), deadline, abort)
+      .status();
 }
 
 }  // namespace ckpt

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -11,6 +12,7 @@
 #include "checkpoint_engine/status.h"
 #include "http/endpoint.h"
 #include "http/engine_answer.h"
+#include "http/http_client.h"
 
 namespace ckpt {
 
@@ -26,6 +28,11 @@ struct EngineUpdateOptions {
   std::string pause_mode;
   /// vLLM through a worker extension: where that call is posted.
   std::string rpc_path = "/collective_rpc";
+  /// Put behind the path of the call that carries the addresses: "" or "?name=value".
+  std::string query;
+  /// Raised: nothing is tidied up in the engine behind a failure any more, somebody waits for our
+  /// end. May be null.
+  std::shared_ptr<AbortSignal> interrupt;
 };
 
 /// What an engine answered to one call.
@@ -79,9 +86,13 @@ class EngineClient {
   Status update_by_weight_transfer(const std::map<std::string, std::string>& addresses,
                                    const EngineUpdateOptions& options, Deadline deadline,
                                    const AbortSignal& abort) const;
-  Status start_session(const char* path, Deadline deadline, const AbortSignal& abort) const;
-  void end_session() const;
-  void forget_answers(const std::string& path, const std::string& nothing, Deadline deadline) const;
+  Status start_session(const char* path, bool several_workers, Deadline deadline,
+                       const AbortSignal& abort) const;
+  void end_session(bool several_workers, Deadline deadline, const AbortSignal& interrupt) const;
+  Result<HttpResponse> ask(const HttpRequest& request, Deadline deadline,
+                           const AbortSignal& abort) const;
+  void forget_answers(const std::string& path, const std::string& nothing, Deadline deadline,
+                      const AbortSignal& interrupt) const;
   Result<bool> has_draft_model(Deadline deadline, const AbortSignal& abort) const;
   Status check_version(const std::string& version, Deadline deadline,
                        const AbortSignal& abort) const;

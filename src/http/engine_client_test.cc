@@ -75,6 +75,14 @@ TEST_F(EngineClientTest, SglangIsToldTheAddressesOfItsWorkers) {
   EXPECT_EQ(json::parse(server_.requests().at(1).body)["weight_version"], "7");
 }
 
+TEST_F(EngineClientTest, AQueryGoesWithTheCallThatCarriesTheAddresses) {
+  server_.script("/collective_rpc", {});
+  server_.script("/update_weights_from_ipc", {});
+  ASSERT_TRUE(update_vllm({.query = "?x=1"}).is_ok());
+  ASSERT_TRUE(update_sglang({.query = "?x=2"}).is_ok());
+  EXPECT_THAT(paths(), ElementsAre("/collective_rpc?x=1", "/update_weights_from_ipc?x=2"));
+}
+
 TEST_F(EngineClientTest, VllmIsPausedResetAndResumedInThisOrder) {
   for (const char* path :
        {"/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"}) {
@@ -150,6 +158,77 @@ TEST_F(EngineClientTest, AFailureBehindTheUpdateSaysThatTheWeightsAreThere) {
   EXPECT_THAT(status.message(),
               AllOf(HasSubstr("the weights are in place"), HasSubstr("/reset_prefix_cache")));
   EXPECT_THAT(paths(), Contains("/update_weight_version")) << "they have their new name";
+}
+
+/// As vLLM says that something has failed inside.
+ScriptedAnswer failed_inside(const std::string& text) {
+  const json error = {{"message", text}, {"type", "InternalServerError"}, {"code", 500}};
+  return {.status = 500, .body = json{{"error", error}}.dump()};
+}
+
+// As vLLM 0.23 to 0.32 behave with several workers: each call stops listening at the first error,
+// and what the workers behind that one have answered is found by the calls after it.
+TEST_F(EngineClientTest, BehindAFailedUpdateNoAnswersOfItAreLeft) {
+  server_.script("/collective_rpc", failed_inside("load failed"));
+  server_.script("/collective_rpc", {});
+  server_.script("/collective_rpc", failed_inside("load failed"));
+  server_.script("/collective_rpc", {.body = R"({"results":[null,null]})"});
+  EXPECT_THAT(update_vllm().message(), HasSubstr("load failed"));
+  const auto requests = server_.requests();
+  ASSERT_EQ(requests.size(), 19u) << "as many good ones as may be between two errors";
+  for (std::size_t i = 1; i < requests.size(); ++i) {
+    EXPECT_EQ(json::parse(requests[i].body), json({{"method", "check_health"}}));
+  }
+}
+
+TEST_F(EngineClientTest, WhatIsNoCallOfVllmsWorkersIsMadeOnce) {
+  const std::map<std::string, std::string> one = {{"CPU-0", "ipc://@a.v2.sock"}};
+  const struct {
+    const char* name;
+    const char* path;
+    ScriptedAnswer answer;
+    std::map<std::string, std::string> addresses;
+  } cases[] = {
+      {"somebody's own handler", "/inference", failed_inside("no"), kAddresses},
+      {"one worker leaves nothing", "/collective_rpc", failed_inside("no"), one},
+      {"no error of vLLM",
+       "/collective_rpc",
+       {.status = 500, .body = R"({"error":{"message":"no","code":500}})"},
+       kAddresses},
+      {"a proxy", "/collective_rpc", {.status = 502}, kAddresses},
+      {"not found", "/collective_rpc", {.status = 404}, kAddresses},
+      {"broken off", "/collective_rpc", {.verb = Verb::kReset}, kAddresses},
+      {"hangs until the deadline", "/collective_rpc", {.verb = Verb::kHang}, kAddresses},
+  };
+  for (const auto& each : cases) {
+    ScriptedServer server;
+    server.script(each.path, each.answer);
+    const Deadline deadline = each.answer.verb == Verb::kHang ? at_once() : soon();
+    EXPECT_FALSE(EngineClient(EngineKind::kVllm, server.endpoint())
+                     .update_weights(each.addresses, {.rpc_path = each.path}, deadline, abort_)
+                     .is_ok());
+    EXPECT_EQ(server.requests().size(), 1u) << each.name;
+  }
+}
+
+TEST_F(EngineClientTest, AFailureElsewhereIsTidiedUpBehindUnlessTheUserWaits) {
+  for (const bool interrupted : {false, true}) {
+    ScriptedServer server;
+    server.script("/collective_rpc", {.verb = Verb::kHang});
+    server.script("/collective_rpc", {});
+    AbortSignal abort;
+    const auto interrupt = std::make_shared<AbortSignal>();
+    std::thread other([&] {
+      while (server.requests().empty()) std::this_thread::yield();
+      if (interrupted) interrupt->raise(aborted("interrupted"));
+      abort.raise(aborted("the update has failed elsewhere"));
+    });
+    const Status status = EngineClient(EngineKind::kVllm, server.endpoint())
+                              .update_weights(kAddresses, {.interrupt = interrupt}, soon(), abort);
+    other.join();
+    EXPECT_EQ(status.message(), "the update has failed elsewhere");
+    EXPECT_EQ(server.requests().size(), interrupted ? 1u : 17u);
+  }
 }
 
 class WeightTransferTest : public EngineClientTest {
@@ -258,7 +337,7 @@ TEST_F(WeightTransferTest, ASessionThatWasLeftOpenIsFinishedFirst) {
 // As vLLM 0.23 behaves with four workers: each call stops listening at the first error, and what
 // the workers behind that one have answered is found by the calls after it.
 TEST_F(WeightTransferTest, TheUpdateBehindAFailedOneFindsNoAnswersOfIt) {
-  const ScriptedAnswer left = {.status = 500, .body = R"({"error":{"message":"load failed"}})"};
+  const ScriptedAnswer left = failed_inside("load failed");
   ScriptedServer server;
   server.script("/start_weight_update", {});
   server.script("/update_weights", left);
@@ -277,6 +356,20 @@ TEST_F(WeightTransferTest, TheUpdateBehindAFailedOneFindsNoAnswersOfIt) {
   for (std::size_t i = 5; i < requests.size(); ++i) {
     EXPECT_EQ(requests.at(i).path, "/init_weight_transfer_engine");
   }
+}
+
+TEST_F(WeightTransferTest, OneWorkerLeavesNoAnswers) {
+  ScriptedServer server;
+  for (const char* path : {"/init_weight_transfer_engine", "/start_weight_update"}) {
+    server.script(path, {});
+  }
+  server.script("/update_weights", failed_inside("load failed"));
+  server.script("/finish_weight_update", {});
+  const Status status = EngineClient(EngineKind::kVllmNative, server.endpoint())
+                            .update_weights({{"CPU-0", "ipc://@a"}}, {}, soon(), abort_);
+  EXPECT_THAT(status.message(), HasSubstr("load failed"));
+  EXPECT_EQ(server.requests().size(), 5u);
+  EXPECT_EQ(server.requests().back().path, "/finish_weight_update");
 }
 
 TEST_F(WeightTransferTest, AnEngineWithoutOurBackendIsToldHowToGetIt) {
@@ -399,6 +492,7 @@ TEST_F(EngineClientTest, ASlowAnswerInTimeIsFine) {
 
 TEST_F(EngineClientTest, AnotherThreadEndsACallThatHangs) {
   server_.script("/collective_rpc", {.verb = Verb::kHang});
+  server_.script("/collective_rpc", {.status = 404});
   std::thread other([&] {
     while (server_.requests().empty()) std::this_thread::yield();
     abort_.raise(data_loss("rank 3 failed"));

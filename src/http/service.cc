@@ -258,6 +258,7 @@ Status Service::call(const UpdateRequest& request, const std::vector<WorkerAddre
   }
   EngineUpdateOptions options = request.options;
   if (!request.target->path.empty()) options.rpc_path = request.target->path;
+  options.query = request.target->query;
   const Endpoint& engine = request.target->endpoint;
   const EngineClient client(request.target->kind, engine, key_for(engine));
   return call_engine(client, addresses, options, stop_, context);

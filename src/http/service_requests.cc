@@ -33,6 +33,8 @@ const json& member(const json& body, const char* name) {
   return found == body.end() ? null : *found;
 }
 
+bool is_blank_or_control(char c) { return static_cast<unsigned char>(c) <= ' ' || c == 0x7f; }
+
 Status wrong(const char* name, const char* wanted) {
   return invalid_argument(concat("'", name, "' is not ", wanted));
 }
@@ -150,30 +152,36 @@ Result<FilesRequest> parse_files_request(std::string_view body) {
 Result<UpdateTarget> parse_update_target(const std::string& url, const std::string& uds) {
   constexpr std::string_view kSglang = "/update_weights_from_ipc", kNative = "/update_weights",
                              kRpc = "/collective_rpc";
-  UpdateTarget target;
-  const bool path_alone = !uds.empty() && url.starts_with('/');
-  CKPT_ASSIGN_OR_RETURN(target.endpoint,
-                        parse_endpoint(path_alone ? "http://localhost" + url : url));
-  if (!uds.empty()) {
-    CKPT_ASSIGN_OR_RETURN(Endpoint socket, unix_endpoint(uds));
-    socket.base_path = target.endpoint.base_path;
-    target.endpoint = std::move(socket);
+  // Behind the host everything is part of a request's line.
+  if (std::any_of(url.begin(), url.end(), is_blank_or_control)) {
+    return invalid_argument(concat("'update_url' ", quoted(url),
+                                   " holds a space or a control character; write it as %20"));
   }
-  std::string& path = target.endpoint.base_path;
+  std::string_view rest = std::string_view(url).substr(0, url.find('#'));
+  UpdateTarget target;
+  const auto question = std::min(rest.find('?'), rest.size());
+  target.query = rest.substr(question);
+  rest = rest.substr(0, question);
+  const auto scheme = rest.find("://");
+  const auto slash =
+      std::min(rest.find('/', scheme == std::string_view::npos ? 0 : scheme + 3), rest.size());
+  std::string path(rest.substr(slash));
+  if (uds.empty() || slash > 0) {
+    CKPT_ASSIGN_OR_RETURN(target.endpoint, parse_endpoint(rest.substr(0, slash)));
+  }
+  if (!uds.empty()) {
+    CKPT_ASSIGN_OR_RETURN(target.endpoint, unix_endpoint(uds));
+  }
   for (const auto& [ending, kind] :
        {std::pair(kSglang, EngineKind::kSglang), std::pair(kNative, EngineKind::kVllmNative),
         std::pair(kRpc, EngineKind::kVllm)}) {
     if (!path.ends_with(ending)) continue;
     path.resize(path.size() - ending.size());
+    target.endpoint.base_path = std::move(path);
     target.kind = kind;
     return target;
   }
-  target.path = std::exchange(path, std::string());
-  if (target.path.empty()) {
-    return invalid_argument(concat("'update_url' ", quoted(url),
-                                   " has no path; write http://HOST:PORT/collective_rpc (vLLM) or "
-                                   "/update_weights_from_ipc (SGLang)"));
-  }
+  target.path = path.empty() ? "/" : std::move(path);
   return target;
 }
 

@@ -30,11 +30,13 @@ Result<FilesRequest> parse_files_request(std::string_view body);
 struct UpdateTarget {
   EngineKind kind = EngineKind::kVllm;
   Endpoint endpoint;
-  std::string path;  ///< of vLLM's form of the call where it is another than /collective_rpc
+  std::string path;   ///< of vLLM's form of the call where it is another than /collective_rpc
+  std::string query;  ///< with its '?'; may be empty
 };
 /// A URL whose path ends in /update_weights_from_ipc is SGLang's, one that ends in /update_weights
-/// is vLLM's own weight transfer, any other one is given vLLM's /collective_rpc form. With `uds`,
-/// the host of `url` is not looked at, and may be missing.
+/// is vLLM's own weight transfer, any other one, "/" too, is given vLLM's /collective_rpc form. A
+/// fragment is nothing that is sent. With `uds`, the host of `url` is not looked at, and may be
+/// missing.
 Result<UpdateTarget> parse_update_target(const std::string& url, const std::string& uds);
 
 /// {"ranks": [], "update_url": null, "inference_group_ranks": [], "timeout": 300.0, "uds": null},

@@ -74,7 +74,8 @@ TEST(UpdateRequest, RefusesWhatItDoesNotUnderstand) {
       {R"({"timeout":"7"})", "'timeout'"},
       {R"({"update_url":7})", "'update_url'"},
       {R"({"update_url":"ftp://x/y"})", "http://"},
-      {R"({"update_url":"http://h:1"})", "no path"},
+      {R"({"update_url":"http://h:1?a=b c"})", "%20"},
+      {R"({"update_url":"http://h:1/a\r\nX: y"})", "control character"},
       {R"({"ranks":[0],"inference_group_ranks":[1]})", "not one of 'ranks'"},
       {R"({"pause":"now"})", "'pause'"},
       {R"({"reset_prefix_cache":1})", "'reset_prefix_cache'"},
@@ -101,6 +102,31 @@ TEST(UpdateTarget, TheUrlSaysWhoseCallItIs) {
   EXPECT_EQ(parse_update_target("/update_weights_from_ipc", "/run/e.sock")->kind,
             EngineKind::kSglang);
   EXPECT_FALSE(parse_update_target("/update_weights_from_ipc", "").is_ok());
+}
+
+TEST(UpdateTarget, AUrlIsKeptAsItIs) {
+  const struct {
+    const char *url, *endpoint, *path, *query;
+    EngineKind kind;
+  } cases[] = {
+      {"http://h:1", "http://h:1", "/", "", EngineKind::kVllm},
+      {"http://h:1/", "http://h:1", "/", "", EngineKind::kVllm},
+      {"http://h:1?a=b", "http://h:1", "/", "?a=b", EngineKind::kVllm},
+      {"HTTP://h:1/my/own/", "http://h:1", "/my/own/", "", EngineKind::kVllm},
+      {"Http://h/collective_rpc?a=/b", "http://h:80", "", "?a=/b", EngineKind::kVllm},
+      {"http://h:1/p/update_weights_from_ipc?a#c", "http://h:1/p", "", "?a", EngineKind::kSglang},
+      {"http://h:1/update_weights?", "http://h:1", "", "?", EngineKind::kVllmNative},
+  };
+  for (const auto& each : cases) {
+    const auto target = parse_update_target(each.url, "");
+    ASSERT_TRUE(target.is_ok()) << each.url << ": " << target.status().message();
+    EXPECT_EQ(target->endpoint.to_string(), each.endpoint) << each.url;
+    EXPECT_EQ(target->path, each.path) << each.url;
+    EXPECT_EQ(target->query, each.query) << each.url;
+    EXPECT_EQ(target->kind, each.kind) << each.url;
+  }
+  EXPECT_EQ(parse_update_target("/own?a=b", "/run/e.sock")->path, "/own");
+  EXPECT_EQ(parse_update_target("/own?a=b", "/run/e.sock")->query, "?a=b");
 }
 
 }  // namespace

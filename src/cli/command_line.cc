@@ -241,7 +241,8 @@ void add_serve(CLI::App& app, ServeCommand& o) {
       ->delimiter(',');
   app.add_option("--api-key-file", o.api_key_file, "file with the API key of the engines");
   app.add_option("--engine-endpoint", o.engine_endpoints,
-                 "an engine that is sent the API key (default: those on this machine)")
+                 "an engine that is sent the API key (default: those on this machine; needed with "
+                 "--listen where there is no --token-file)")
       ->delimiter(',');
   app.add_option("--ready-file", o.ready_file, "written with the address once calls are taken");
   add_job(app, o);

@@ -76,6 +76,14 @@ Result<Setup> read_setup(const ServeCommand& command) {
   setup.server.collective_timeout_seconds = command.timeout_seconds;
   CKPT_ASSIGN_OR_RETURN(setup.service.allowed_folders, canonical_folders(command.allow_paths));
   CKPT_ASSIGN_OR_RETURN(setup.service.engine_token, read_secret_file(command.api_key_file));
+  // Whoever reaches an unguarded port names the engine of an update.
+  if (!command.listen.empty() && setup.http.bearer_token.empty() &&
+      !setup.service.engine_token.empty() && command.engine_endpoints.empty()) {
+    return invalid_argument(
+        "--api-key-file: on TCP without a token any local user can have the key sent to a port of "
+        "his own; name the engines that may have it with --engine-endpoint, or give --token-file, "
+        "or serve on --uds");
+  }
   for (const std::string& engine : command.engine_endpoints) {
     CKPT_ASSIGN_OR_RETURN(setup.service.engine_endpoints.emplace_back(), parse_endpoint(engine));
   }

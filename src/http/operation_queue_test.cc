@@ -36,6 +36,7 @@ TEST(OperationQueue, OneAfterTheOther) {
     EXPECT_EQ(queue.running(), "second");
     ran = true;
   });
+  while (queue.waiting() == 0) std::this_thread::yield();
   EXPECT_FALSE(ran);
   first.reset();
   second.join();

@@ -34,6 +34,9 @@ bool is_below(const std::filesystem::path& path, const std::filesystem::path& fo
   return end.first == folder.end() && end.second != path.end();
 }
 
+/// Before the text of a rank that cannot take part.
+constexpr char kRefusal = '!';
+
 /// "COUNT:name of the checkpoint:ranks", which all ranks must agree on but for the count: the ranks
 /// of an instance, known to those that call one, else 0.
 std::string offer_of(const std::string& name, const UpdateRequest& request) {
@@ -156,7 +159,6 @@ Status Service::update(const std::string& name, const UpdateRequest& request) {
   const Deadline deadline = Deadline::after_seconds(request.timeout_seconds);
   CKPT_ASSIGN_OR_RETURN(const auto turn, queue_.begin(OperationQueue::Kind::kAtOnce,
                                                       "update " + quoted(name), deadline));
-  CKPT_RETURN_IF_ERROR(check_update(name));
   CKPT_ASSIGN_OR_RETURN(const int instance_size, agree(name, request, deadline));
   {
     const std::lock_guard lock(state_mutex_);
@@ -179,16 +181,23 @@ Status Service::update(const std::string& name, const UpdateRequest& request) {
   return outcome;
 }
 
-// Ranks that were asked for different things would wait for each other until the deadline. The size
-// of the instances: only the rank that calls an engine is told whom it serves.
+// Ranks that were asked for different things, and those behind one that has no metas, would wait
+// for each other until the deadline. The size of the instances: only the rank that calls an engine
+// is told whom it serves.
 Result<int> Service::agree(const std::string& name, const UpdateRequest& request,
                            Deadline deadline) {
-  const std::string mine = offer_of(name, request);
-  CKPT_ASSIGN_OR_RETURN(const auto offers, server_.all_gather(mine, deadline.remaining_seconds()));
+  const Status ready = check_update(name);
+  const std::string mine = ready ? offer_of(name, request) : kRefusal + ready.message();
+  const auto gathered = server_.all_gather(mine, deadline.remaining_seconds());
+  CKPT_RETURN_IF_ERROR(ready);
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> offers, gathered);
   const auto asked_for = [](std::string_view offer) { return offer.substr(offer.find(':')); };
   std::int64_t size = 0;
   bool equal_sizes = true;
   for (std::size_t rank = 0; rank < offers.size(); ++rank) {
+    if (offers[rank].starts_with(kRefusal)) {
+      return failed_precondition(offers[rank].substr(1)).on_rank(static_cast<int>(rank));
+    }
     if (asked_for(offers[rank]) != asked_for(mine)) {
       return invalid_argument(concat("ranks ", server_.rank(), " and ", rank,
                                      " were asked for updates of different checkpoints or ranks; "

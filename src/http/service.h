@@ -23,7 +23,8 @@ struct ServiceOptions {
   /// Files are registered only below one of these. Empty: any.
   std::vector<std::string> allowed_folders;
   std::string engine_token;  ///< bearer token for the engines that are called
-  /// Only these are sent it. Empty: those on loopback addresses and Unix sockets.
+  /// Only these are sent it. Empty: those on loopback addresses and Unix sockets, which is for
+  /// services whose callers are known: by a token, or by the mode of a Unix socket.
   std::vector<Endpoint> engine_endpoints;
 };
 
@@ -65,7 +66,8 @@ class Service {
   Status unregister(const std::string& name);
   /// Collective: every rank's service is asked.
   Status gather(const std::string& name);
-  /// Collective: every rank's service is asked, with the same name and ranks.
+  /// Collective: every rank's service is asked, with the same name and ranks. Where one rank has no
+  /// metas of it, all fail, with that rank's kFailedPrecondition.
   Status update(const std::string& name, const UpdateRequest& request);
   /// In the form of field_metas_json.h; "{}" when there are none.
   Result<std::string> export_metas();

@@ -8,7 +8,7 @@ std::string service_openapi() {
   "info": {
     "title": "checkpoint-engine serve",
     "version": "1",
-    "description": "One rank of a job. Register a part at every rank, then gather and update at every rank at once."
+    "description": "One rank of a job. Register a part at every rank, then gather and update at every rank at once. Another method than those listed for a path is 405, another path is 404, each with an Error."
   },
   "security": [{}, {"token": []}],
   "paths": {
@@ -24,7 +24,7 @@ std::string service_openapi() {
       "parameters": [{"$ref": "#/components/parameters/name"}],
       "delete": {
         "summary": "Free this rank's part",
-        "responses": {"200": {"$ref": "#/components/responses/Done"}, "400": {"$ref": "#/components/responses/Error"}, "401": {"$ref": "#/components/responses/Error"}, "409": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
+        "responses": {"200": {"$ref": "#/components/responses/Done"}, "400": {"$ref": "#/components/responses/Error"}, "401": {"$ref": "#/components/responses/Error"}, "409": {"$ref": "#/components/responses/Error"}, "413": {"$ref": "#/components/responses/Error"}, "500": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
       }
     },
     "/v1/checkpoints/{name}/gather-metas": {
@@ -45,28 +45,28 @@ std::string service_openapi() {
     "/v1/metas": {
       "get": {
         "summary": "The gathered metas, by rank; {} before any were",
-        "responses": {"200": {"description": "metas", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Metas"}}}}, "401": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
+        "responses": {"200": {"description": "metas", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Metas"}}}}, "401": {"$ref": "#/components/responses/Error"}, "500": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
       },
       "post": {
         "summary": "Take metas that another job has exported: the answer of GET, or the file of --save-metas-file",
         "requestBody": {"required": true, "content": {"application/json": {"schema": {"oneOf": [{"$ref": "#/components/schemas/Metas"}, {"$ref": "#/components/schemas/ExportedMetas"}]}}}},
-        "responses": {"200": {"$ref": "#/components/responses/Done"}, "400": {"$ref": "#/components/responses/Error"}, "401": {"$ref": "#/components/responses/Error"}, "413": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
+        "responses": {"200": {"$ref": "#/components/responses/Done"}, "400": {"$ref": "#/components/responses/Error"}, "401": {"$ref": "#/components/responses/Error"}, "409": {"$ref": "#/components/responses/Error"}, "413": {"$ref": "#/components/responses/Error"}, "500": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
       }
     },
     "/v1/healthz": {
-      "get": {"summary": "200 while the service answers; needs no token", "security": [{}], "responses": {"200": {"$ref": "#/components/responses/Done"}}}
+      "get": {"summary": "200 while the service answers; needs no token", "security": [{}], "responses": {"200": {"$ref": "#/components/responses/Done"}, "500": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}}
     },
     "/v1/status": {
       "get": {
         "summary": "Checkpoints, metas and the running update; never waits",
-        "responses": {"200": {"description": "status", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Status"}}}}, "401": {"$ref": "#/components/responses/Error"}}
+        "responses": {"200": {"description": "status", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Status"}}}}, "401": {"$ref": "#/components/responses/Error"}, "500": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}
       }
     },
     "/metrics": {
-      "get": {"summary": "Prometheus text format", "responses": {"200": {"description": "metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}, "401": {"$ref": "#/components/responses/Error"}}}
+      "get": {"summary": "Prometheus text format", "responses": {"200": {"description": "metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}, "401": {"$ref": "#/components/responses/Error"}, "500": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}}
     },
     "/openapi.json": {
-      "get": {"summary": "This description", "responses": {"200": {"description": "OpenAPI 3.0", "content": {"application/json": {"schema": {"type": "object"}}}}, "401": {"$ref": "#/components/responses/Error"}}}
+      "get": {"summary": "This description", "responses": {"200": {"description": "OpenAPI 3.0", "content": {"application/json": {"schema": {"type": "object"}}}}, "401": {"$ref": "#/components/responses/Error"}, "500": {"$ref": "#/components/responses/Error"}, "503": {"$ref": "#/components/responses/Error"}}}
     }
   },
   "components": {
@@ -76,7 +76,7 @@ std::string service_openapi() {
     },
     "responses": {
       "Done": {"description": "done; the body is empty"},
-      "Error": {"description": "refused (4xx), busy (503) or failed (500); 401 without the token", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+      "Error": {"description": "refused (4xx), busy (503) or failed (500); 401 without the token, 413 for a body over the limit", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     },
     "schemas": {
       "Error": {

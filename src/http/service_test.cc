@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "base/strings.h"
@@ -77,6 +78,7 @@ class FakeServer : public ParameterServer {
   void cancel(const Status& cause) override { cancelled = cause; }
   Status barrier(double) override { return Status::ok(); }
   Result<std::vector<std::string>> all_gather(const std::string& mine, double) override {
+    offered = mine;
     return std::vector<std::string>{mine, other_offer.empty() ? mine : other_offer};
   }
 
@@ -94,7 +96,7 @@ class FakeServer : public ParameterServer {
 
   std::map<std::string, Registration> registered;
   Status gather_result;
-  std::string other_offer;
+  std::string other_offer, offered;
   Status cancelled;
   UpdateOptions last;
 
@@ -261,6 +263,16 @@ TEST_F(UpdatingServiceTest, RanksThatWereAskedForOtherThingsAreToldAtOnce) {
   EXPECT_THAT(message(refused), HasSubstr("different"));
 }
 
+TEST_F(ServiceTest, ARankWithoutMetasFailsTheUpdateEverywhere) {
+  const auto refused = ask("POST", "/v1/checkpoints/a/update", json::object());
+  EXPECT_EQ(refused.status, 409);
+  ASSERT_EQ(ask("POST", "/v1/checkpoints/a/gather-metas").status, 200);
+  server_.other_offer = server_.offered;  // now that rank is the other one
+  const auto told = ask("POST", "/v1/checkpoints/a/update", json::object());
+  EXPECT_EQ(told.status, 409);
+  EXPECT_EQ(message(told), "rank 1: " + message(refused));
+}
+
 TEST_F(UpdatingServiceTest, TheRankThatCallsKnowsTheInstancesSize) {
   server_.other_offer = "1:a:";
   EXPECT_EQ(update().status, 200);
@@ -314,6 +326,29 @@ TEST_F(UpdatingServiceTest, StoppingEndsTheEngineCall) {
   EXPECT_EQ(server_.cancelled.message(), "told to stop") << "other ranks are not waited for";
   EXPECT_EQ(update().status, 503);
   EXPECT_EQ(ask("GET", "/v1/healthz").status, 200);
+}
+
+TEST(ServiceOpenapi, SaysWhatEveryCallMayAnswer) {
+  const json description = json::parse(service_openapi());
+  for (const auto& [path, operations] : description["paths"].items()) {
+    for (const auto& [method, operation] : operations.items()) {
+      if (method == "parameters") continue;
+      std::set<std::string> answers;
+      for (const auto& [status, response] : operation["responses"].items()) answers.insert(status);
+      // Whatever throws is a 500, and whoever comes when too many wait gets a 503.
+      std::set<std::string> wanted = {"200", "500", "503"};
+      if (path != "/v1/healthz") wanted.insert("401");
+      if (method == "post" || method == "delete") wanted.insert({"400", "413"});
+      if (path.ends_with("/update") || path.ends_with("/files")) wanted.insert("409");
+      if (path == "/v1/checkpoints/{name}" || (path == "/v1/metas" && method == "post")) {
+        wanted.insert("409");
+      }
+      if (path.ends_with("/files")) wanted.insert({"403", "404"});
+      EXPECT_EQ(answers, wanted) << method << " " << path;
+    }
+  }
+  EXPECT_THAT(description["info"]["description"].get<std::string>(),
+              AllOf(HasSubstr("404"), HasSubstr("405")));
 }
 
 TEST(ServiceOpenapi, DescribesEveryRouteAndNoOther) {

@@ -178,7 +178,7 @@ def test_two_services_update_an_engine_again_and_again(checkpoint, receivers, se
     assert status == 200 and sorted(metas) == ["0", "1"]
     assert all(buffer["metas"] for entry in metas.values() for buffer in entry["memory_buffer_metas_list"])
     assert ask_all(ranks, "DELETE", "/v1/checkpoints/step%201") == [(200, "")] * 2
-    assert ranks[0].ask("POST", "/v1/checkpoints/step%201/update", {})[0] == 409
+    assert [status for status, _ in ask_all(ranks, "POST", "/v1/checkpoints/step%201/update", bodies=[{}, {}])] == [409, 409]
     assert ranks[0].ask("DELETE", "/v1/checkpoints/step%201") == (200, ""), "freed already"
     for service in reversed(ranks):
         log = service.stop()
@@ -264,3 +264,13 @@ def test_tcp_and_tokens(checkpoint, services, tmp_path):
     assert service.ask("POST", path, "{", token="open sesame")[0] == 400
     assert service.ask("POST", path, {"files": [inside]}, token="open sesame") == (200, "")
     assert service.ask("POST", path, {"files": [inside]}, token="open sesame")[0] == 409
+
+
+def test_the_engines_key_is_for_nobody_who_can_reach_a_port(tmp_path):
+    key = tmp_path / "key"
+    key.write_text("ENGINE-KEY\n")
+    key.chmod(0o600)
+    done = run("serve", "--listen", "127.0.0.1:0", "--api-key-file", key)
+    assert done.returncode == 2
+    for way_out in ("--engine-endpoint", "--token-file", "--uds"):
+        assert way_out in done.stderr

@@ -38,6 +38,7 @@ Result<HttpServerOptions> http_options(const ServeCommand& command) {
   HttpServerOptions options;
   options.max_body = kMaxBody;
   options.open_path = "/v1/healthz";
+  options.quick_paths = {"/v1/healthz", "/v1/status", "/metrics", "/openapi.json"};
   CKPT_ASSIGN_OR_RETURN(options.bearer_token, read_secret_file(command.token_file));
   options.socket_path = command.uds;
   if (!command.uds.empty()) return options;

@@ -1,69 +1,58 @@
 #include "http/http_server.h"
 
-#include <httplib.h>
-#include <sys/stat.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <list>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
-#include "base/log.h"
 #include "base/strings.h"
-#include "http/connect.h"
+#include "http/call_threads.h"
+#include "http/http_exchange.h"
+#include "http/listening_socket.h"
 
 namespace ckpt {
 namespace {
 
 using nlohmann::json;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 
-/// A socket file that nobody serves any more is in the way of bind; one that is served is not ours.
-Status remove_stale_socket(const std::string& path) {
-  struct stat info {};
-  if (::lstat(path.c_str(), &info) != 0) return Status::ok();
-  if (!S_ISSOCK(info.st_mode)) {
-    return already_exists(concat(path, ": is there, and is no socket; give another path"));
-  }
-  CKPT_ASSIGN_OR_RETURN(const Endpoint endpoint, unix_endpoint(path));
-  const AbortSignal never;
-  if (connect_endpoint(endpoint, Deadline::after_seconds(1), never)) {
-    return unavailable(concat(path, ": another process serves this socket"));
-  }
-  return ::unlink(path.c_str()) == 0 ? Status::ok() : errno_error(path, errno);
+/// Lines of a request that are longer are no request.
+constexpr std::size_t kMaxHead = 64u << 10;
+/// Connections without a call under way; the one that was opened first makes room for the next.
+constexpr std::size_t kMostOpen = 256;
+/// Calls that wait for a thread; more are refused.
+constexpr std::size_t kMostWaiting = 64;
+constexpr int kQuickThreads = 2;
+/// For a client to read its answer and close the connection.
+constexpr auto kEndTime = 1s;
+/// Where no descriptor is left.
+constexpr auto kAcceptPause = 10ms;
+
+bool is_quick(const std::vector<std::string>& quick_paths, std::string_view head) {
+  constexpr std::string_view kGet = "GET ";
+  if (!head.starts_with(kGet)) return false;
+  const auto target =
+      head.substr(kGet.size(), head.find_first_of(" \r\n", kGet.size()) - kGet.size());
+  const auto path = target.substr(0, target.find('?'));
+  return std::find(quick_paths.begin(), quick_paths.end(), path) != quick_paths.end();
 }
 
-/// Takes as long for a wrong text as for the right one.
-bool same_secret(std::string_view given, std::string_view wanted) {
-  unsigned char difference = given.size() == wanted.size() ? 0 : 1;
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    difference |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);
-  }
-  return difference == 0;
-}
-
-void put(const ServerAnswer& answer, httplib::Response& out) {
-  out.status = answer.status;
-  // Without a body there is no type: a client must not try to read one.
-  if (!answer.body.empty()) out.set_content(answer.body, answer.content_type);
-}
-
-bool has_body(const httplib::Request& in) {
-  return in.has_header("Content-Length") || in.has_header("Transfer-Encoding");
-}
-
-const char* text_of_status(int status) {
-  switch (status) {
-    case 400:
-      return "this is no HTTP request that is understood here";
-    case 404:
-      return "no such call";
-    case 413:
-      return "the body is too long";
-    case 414:
-      return "the address is too long";
-    default:
-      return "the request is refused";
-  }
+/// Of a small answer to a new connection, which takes it without waiting.
+void send_busy(int fd) {
+  const std::string body = error_answer(503, "too many calls wait; come again later").body;
+  const std::string text = concat(
+      "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: "
+      "application/json\r\nContent-Length: ",
+      body.size(), "\r\n\r\n", body);
+  (void)::send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 }  // namespace
@@ -77,127 +66,133 @@ ServerAnswer error_answer(int status, const std::string& message) {
 class HttpServer::Impl {
  public:
   Impl(HttpServerOptions options, HttpHandler handler)
-      : options_(std::move(options)), handler_(std::move(handler)) {}
+      : options_(std::move(options)), exchange_(options_, std::move(handler)) {}
   ~Impl() { stop(); }
 
   Status start() {
-    set_up();
-    CKPT_RETURN_IF_ERROR(options_.socket_path.empty() ? bind_tcp() : bind_unix());
-    thread_ = std::thread([this] { server_.listen_after_bind(); });
-    // Before it runs, the library's stop() would do nothing.
-    while (!server_.is_running()) std::this_thread::yield();
+    CKPT_ASSIGN_OR_RETURN(listener_, options_.socket_path.empty()
+                                         ? listen_tcp(options_.host, options_.port)
+                                         : listen_unix(options_.socket_path));
+    const auto answer = [this](Connection connection) { serve(std::move(connection)); };
+    calls_ = std::make_unique<CallThreads>(options_.threads, kMostWaiting, answer);
+    quick_calls_ = std::make_unique<CallThreads>(kQuickThreads, kMostWaiting, answer);
+    thread_ = std::thread([this] { attend(); });
     return Status::ok();
   }
 
   void stop() {
     const std::lock_guard lock(stop_mutex_);
     if (!thread_.joinable()) return;
-    server_.stop();
+    stop_.set();
     thread_.join();
+    listener_.fd.reset();
     if (!options_.socket_path.empty()) ::unlink(options_.socket_path.c_str());
+    quick_calls_->stop();
+    calls_->stop();
   }
 
-  const Endpoint& endpoint() const { return endpoint_; }
+  const Endpoint& endpoint() const { return listener_.endpoint; }
 
  private:
-  void set_up() {
-    server_.new_task_queue = [threads = static_cast<std::size_t>(options_.threads)] {
-      return new httplib::ThreadPool(threads);
-    };
-    server_.set_payload_max_length(options_.max_body);
-    // One call per connection: stop() then never waits for a client that keeps one open.
-    server_.set_keep_alive_max_count(1);
-    // The library's default shares the port with whoever else asks for it.
-    server_.set_socket_options([](int fd) {
-      const int on = 1;
-      ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    });
-    server_.set_exception_handler(
-        [](const httplib::Request& in, httplib::Response& out, std::exception_ptr) {
-          log_error("http: internal error in ", in.method, " ", quoted(in.path));
-          put(error_answer(500, "internal error"), out);
-        });
-    server_.set_error_handler([](const httplib::Request& in, httplib::Response& out) {
-      if (!out.body.empty()) return;
-      put(error_answer(out.status,
-                       concat(text_of_status(out.status), ": ", in.method, " ", quoted(in.path))),
-          out);
-    });
-    server_.set_pre_routing_handler([this](const httplib::Request& in, httplib::Response& out) {
-      return before_body(in, out) ? httplib::Server::HandlerResponse::Unhandled
-                                  : httplib::Server::HandlerResponse::Handled;
-    });
-    const auto handle = [this](const httplib::Request& in, httplib::Response& out) {
-      answer(in, out);
-    };
-    server_.Get(".*", handle);
-    server_.Post(".*", handle);
-    server_.Put(".*", handle);
-    server_.Patch(".*", handle);
-    server_.Delete(".*", handle);
-  }
+  using Connections = std::list<Connection>;
 
-  /// True when the body is to be read. The library would wait for the body of a POST that has none
-  /// until the connection ends.
-  bool before_body(const httplib::Request& in, httplib::Response& out) {
-    if (!allowed(in)) {
-      out.set_header("WWW-Authenticate", "Bearer");
-      put(error_answer(401, "this call needs the service's token (Authorization: Bearer TOKEN)"),
-          out);
-      return false;
+  /// The thread that has all connections without a call under way.
+  void attend() {
+    Connections open;
+    for (;;) {
+      std::vector<pollfd> waits = {{stop_.fd(), POLLIN, 0},
+                                   {answered_event_.fd(), POLLIN, 0},
+                                   {listener_.fd.get(), POLLIN, 0}};
+      const std::size_t first = waits.size();
+      Deadline wake = Deadline::after(std::chrono::hours(1));
+      for (const Connection& each : open) {
+        waits.push_back({each.fd.get(), POLLIN, 0});
+        wake = wake.earlier(each.deadline);
+      }
+      if (::poll(waits.data(), waits.size(), wake.poll_ms()) < 0) continue;  // a signal
+      if (waits[0].revents != 0) return;
+      auto wait = waits.begin() + static_cast<std::ptrdiff_t>(first);
+      for (auto each = open.begin(); each != open.end(); ++wait) {
+        const bool stays = (wait->revents == 0 || read_some(*each)) && !each->deadline.expired();
+        each = stays ? std::next(each) : open.erase(each);
+      }
+      if (waits[1].revents != 0) take_answered(open);
+      if (waits[2].revents != 0) accept_all(open);
     }
-    if (has_body(in)) return true;
-    answer(in, out);
-    return false;
   }
 
-  bool allowed(const httplib::Request& in) const {
-    if (options_.bearer_token.empty()) return true;
-    if (in.method == "GET" && !options_.open_path.empty() && in.path == options_.open_path) {
-      return true;
+  void accept_all(Connections& open) {
+    for (;;) {
+      UniqueFd fd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!fd) {
+        if (errno == EMFILE || errno == ENFILE) make_room(open);
+        return;
+      }
+      if (open.size() >= kMostOpen) open.pop_front();
+      Connection& connection = open.emplace_back();
+      connection.fd = std::move(fd);
+      connection.deadline = Deadline::after_seconds(options_.head_seconds);
     }
-    constexpr std::string_view kScheme = "Bearer ";
-    const std::string given = in.get_header_value("Authorization");
-    return given.starts_with(kScheme) &&
-           same_secret(std::string_view(given).substr(kScheme.size()), options_.bearer_token);
   }
 
-  void answer(const httplib::Request& in, httplib::Response& out) {
-    put(handler_({in.method, in.target.substr(0, in.target.find('?')), in.body}), out);
+  void make_room(Connections& open) {
+    if (!open.empty()) return open.pop_front();
+    pollfd stop = {stop_.fd(), POLLIN, 0};
+    ::poll(&stop, 1, Deadline::after(kAcceptPause).poll_ms());
   }
 
-  Status bind_tcp() {
-    int port = options_.port;
-    if (port == 0) {
-      port = server_.bind_to_any_port(options_.host);
-    } else if (!server_.bind_to_port(options_.host, port)) {
-      port = -1;
-    }
-    endpoint_.host = options_.host;
-    endpoint_.port = port < 0 ? options_.port : port;
-    if (port < 0) {
-      return unavailable(concat("cannot listen on ", endpoint_.host_header(),
-                                ": is the port taken, or the address not of this host?"));
-    }
-    return Status::ok();
+  /// False when the connection has gone, or to a thread.
+  bool read_some(Connection& connection) {
+    char buffer[16 << 10];
+    const ssize_t count = ::recv(connection.fd.get(), buffer, sizeof(buffer), MSG_DONTWAIT);
+    if (count < 0) return errno == EAGAIN || errno == EINTR;
+    if (count == 0) return false;
+    if (connection.ending) return true;  // what nobody wants to know
+    const std::size_t seen =
+        connection.head.size() - std::min<std::size_t>(connection.head.size(), 3);
+    connection.head.append(buffer, static_cast<std::size_t>(count));
+    const bool whole = connection.head.find("\r\n\r\n", seen) != std::string::npos;
+    connection.head_cut = !whole && connection.head.size() > kMaxHead;
+    if (!whole && !connection.head_cut) return true;
+    CallThreads& threads =
+        is_quick(options_.quick_paths, connection.head) ? *quick_calls_ : *calls_;
+    if (threads.push(connection)) return false;
+    send_busy(connection.fd.get());
+    end(connection);
+    return true;
   }
 
-  Status bind_unix() {
-    CKPT_ASSIGN_OR_RETURN(endpoint_, unix_endpoint(options_.socket_path));
-    CKPT_RETURN_IF_ERROR(remove_stale_socket(options_.socket_path));
-    server_.set_address_family(AF_UNIX);
-    const mode_t before = ::umask(0177);
-    const bool bound = server_.bind_to_port(options_.socket_path, 80);
-    ::umask(before);
-    if (bound) return Status::ok();
-    return unavailable(concat("cannot listen on the Unix socket ", options_.socket_path,
-                              ": does its folder exist, and may we write there?"));
+  /// A connection that is closed while there is something to read is reset, and the answer may be
+  /// lost with it.
+  static void end(Connection& connection) {
+    ::shutdown(connection.fd.get(), SHUT_WR);
+    connection.ending = true;
+    connection.deadline = Deadline::after(kEndTime);
+  }
+
+  /// On a thread of either kind.
+  void serve(Connection connection) {
+    exchange_.serve(
+        {connection.fd.get(), std::move(connection.head), connection.head_cut, stop_.fd()});
+    end(connection);
+    const std::lock_guard lock(answered_mutex_);
+    answered_.push_back(std::move(connection));
+    answered_event_.set();
+  }
+
+  void take_answered(Connections& open) {
+    const std::lock_guard lock(answered_mutex_);
+    answered_event_.clear();
+    open.splice(open.end(), answered_);
   }
 
   const HttpServerOptions options_;
-  const HttpHandler handler_;
-  Endpoint endpoint_;
-  httplib::Server server_;
+  HttpExchange exchange_;
+  ListeningSocket listener_;
+  EventFd stop_, answered_event_;
+  std::mutex answered_mutex_;
+  Connections answered_;
+  std::unique_ptr<CallThreads> calls_, quick_calls_;
   std::thread thread_;
   std::mutex stop_mutex_;
 };

@@ -1,9 +1,13 @@
 // An HTTP server for one handler: a TCP port or a Unix socket, bounded bodies, errors in JSON.
+//
+// One thread waits for the heads of all requests; a connection takes a thread of its own only when
+// its head is here, and the calls that never wait have threads that no other call takes.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "checkpoint_engine/status.h"
 #include "http/endpoint.h"
@@ -30,7 +34,11 @@ struct HttpServerOptions {
   int port = 0;             ///< 0: the kernel chooses
   std::string socket_path;  ///< a Unix socket instead (mode 0600); a stale one is replaced
   std::size_t max_body = 16u << 20;
-  int threads = 8;  ///< as many calls are answered at once
+  int threads = 16;  ///< as many calls are answered at once
+  /// GETs of these are answered by threads of their own: the handler must not wait in them.
+  std::vector<std::string> quick_paths;
+  /// From the connection until the whole head of its request is here; else it is closed.
+  double head_seconds = 10;
   /// Every call must carry it ("Authorization: Bearer ..."), except for GET of `open_path`.
   /// Empty: none is asked for.
   std::string bearer_token;

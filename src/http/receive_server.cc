@@ -89,6 +89,7 @@ class ReceiveServer::Impl {
     http.host = options_.host;
     http.port = options_.port;
     http.socket_path = options_.socket_path;
+    http.quick_paths = {"/health", "/ping"};
     CKPT_ASSIGN_OR_RETURN(server_,
                           HttpServer::start(std::move(http), [this](const ServerRequest& request) {
                             return handle(request);

@@ -15,7 +15,7 @@
 namespace ckpt {
 namespace {
 
-/// Fewer than the threads that answer calls: whoever asks how it goes is always answered.
+/// Fewer than the server's threads that answer calls: others are refused at once.
 constexpr int kMostOperations = 4;
 
 /// For the turn of a call that has no time of its own: an update before it may take its 300 s.

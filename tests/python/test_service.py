@@ -274,3 +274,30 @@ def test_the_engines_key_is_for_nobody_who_can_reach_a_port(tmp_path):
     assert done.returncode == 2
     for way_out in ("--engine-endpoint", "--token-file", "--uds"):
         assert way_out in done.stderr
+
+
+def test_a_long_body_as_curl_sends_it(services):
+    (service,) = services(1)
+    body = json.dumps({"files": [f"/no/such/part-{i:05}-of-00200.safetensors" for i in range(200)]})
+    assert len(body) > 8192
+    connection = UnixConnection(service.socket)
+    connection.request("POST", "/v1/checkpoints/a/files", body,
+                       {"Content-Type": "application/x-www-form-urlencoded"})
+    answer = connection.getresponse()
+    assert answer.status == 404 and b"/no/such/part-00000" in answer.read()
+    connection.close()
+
+
+def test_slow_connections_keep_nobody_from_knowing_how_it_goes(services):
+    (service,) = services(1)
+    slow = []
+    for i in range(60):
+        connection = UnixConnection(service.socket)
+        connection.connect()
+        # Nothing, half of a head, half of a body.
+        connection.sock.sendall((b"", b"GET /v1/hea", b"POST /v1/metas HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")[i % 3])
+        slow.append(connection)
+    for path in ("/v1/healthz", "/v1/status"):
+        assert service.ask("GET", path)[0] == 200
+    for connection in slow:
+        connection.close()

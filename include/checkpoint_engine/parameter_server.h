@@ -245,7 +245,7 @@ class ParameterServer {
                               const UpdateOptions& options = {});
 
   /// Ends the calls of this server that other threads wait in, with `cause`: an update on every
-  /// rank, a registration here. Does not wait.
+  /// rank, a registration here, and what waits for its turn before it does anything. Does not wait.
   virtual void cancel(const Status& cause) = 0;
 
   /// Collective over all ranks of the job.

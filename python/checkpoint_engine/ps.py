@@ -64,7 +64,8 @@ class ParameterServer:
     """One rank of a job. All ranks of the job make the same calls.
 
     Calls that wait let other Python threads run, and end with KeyboardInterrupt within a second of Ctrl-C: an update ends
-    on every rank then. Errors are CheckpointEngineError and its subclasses. Calls of one server run one after the other.
+    on every rank then. Errors are CheckpointEngineError and its subclasses. Calls of one server run one after the other;
+    one that is interrupted while it waits for another thread's does nothing, and the other one goes on.
 
     Args:
         rank, world_size: from the variables of torchrun, Open MPI or Slurm where they are None. 0 is a rank.

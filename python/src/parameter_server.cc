@@ -94,6 +94,23 @@ class Prepared {
   std::unique_ptr<PreparedUpdate> update_;
 };
 
+/// A call of a server, which can be ended without ending those of other threads.
+class Cancellable {
+ public:
+  explicit Cancellable(SharedServer server) : server_(std::move(server)) {}
+
+  template <typename Work>
+  auto run(const Work& work) const {
+    const RunningCalls::EndedBy ended(signal_);
+    return work(*server_);
+  }
+  void cancel() const { signal_->raise(interrupted().on_rank(server_->rank())); }
+
+ private:
+  const SharedServer server_;
+  const std::shared_ptr<AbortSignal> signal_ = std::make_shared<AbortSignal>();
+};
+
 class Server {
  public:
   explicit Server(ParameterServerOptions options) {
@@ -220,16 +237,16 @@ class Server {
   }
 
   void run(std::function<Status(ckpt::ParameterServer&)> work) const {
-    const SharedServer server = open();
-    interruptible([server, work = std::move(work)] { return work(*server); },
-                  [server] { server->cancel(interrupted()); });
+    Cancellable call(open());
+    interruptible([call, work = std::move(work)] { return call.run(work); },
+                  [call] { call.cancel(); });
   }
 
   template <typename T>
   T get(std::function<Result<T>(ckpt::ParameterServer&)> work) const {
-    const SharedServer server = open();
-    return interruptible<T>([server, work = std::move(work)] { return work(*server); },
-                            [server] { server->cancel(interrupted()); });
+    Cancellable call(open());
+    return interruptible<T>([call, work = std::move(work)] { return call.run(work); },
+                            [call] { call.cancel(); });
   }
 
   SharedServer server_;

@@ -71,13 +71,14 @@ ParameterServerImpl::~ParameterServerImpl() {
 }
 
 Status ParameterServerImpl::register_checkpoint(const std::string& name, const Registration& part) {
-  const std::lock_guard lock(operation_);
   RunningCalls::Call call(running_);
+  CKPT_RETURN_IF_ERROR(call.wait_for_turn());
   return registry_->add(name, part, call.signal());
 }
 
 Status ParameterServerImpl::unregister_checkpoint(const std::string& name, bool force) {
-  const std::lock_guard lock(operation_);
+  RunningCalls::Call call(running_);
+  CKPT_RETURN_IF_ERROR(call.wait_for_turn());
   if (name == name_in_update()) {
     return failed_precondition(
                concat("checkpoint ", quoted(name), " is being updated; commit or abort that first"))
@@ -90,33 +91,35 @@ Status ParameterServerImpl::unregister_checkpoint(const std::string& name, bool 
 }
 
 Status ParameterServerImpl::gather_metas(const std::string& name) {
-  const std::lock_guard lock(operation_);
   RunningCalls::Call call(running_);
+  CKPT_RETURN_IF_ERROR(call.wait_for_turn());
   const Status status = registry_->gather(name, call.signal());
   forget_stale_plan();
   return status;
 }
 
 Result<std::string> ParameterServerImpl::export_metas() const {
-  const std::lock_guard lock(operation_);
+  RunningCalls::Call call(running_);
+  CKPT_RETURN_IF_ERROR(call.wait_for_turn());
   return registry_->export_metas();
 }
 
 Status ParameterServerImpl::load_metas(const std::string& json) {
-  const std::lock_guard lock(operation_);
+  RunningCalls::Call call(running_);
+  CKPT_RETURN_IF_ERROR(call.wait_for_turn());
   const Status status = registry_->load_metas(json);
   forget_stale_plan();
   return status;
 }
 
 Status ParameterServerImpl::offer_loaded() {
-  const std::lock_guard lock(operation_);
   RunningCalls::Call call(running_);
+  CKPT_RETURN_IF_ERROR(call.wait_for_turn());
   return registry_->offer_loaded(call.signal());
 }
 
 std::string ParameterServerImpl::checkpoint_name() const {
-  const std::lock_guard lock(operation_);
+  const RunningCalls::Turn turn(running_);
   return registry_->catalog() ? registry_->catalog()->metas().checkpoint_name : std::string();
 }
 

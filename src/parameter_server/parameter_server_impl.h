@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -94,8 +93,7 @@ class ParameterServerImpl : public ParameterServer {
   std::unique_ptr<KeptBuffers> kept_;  // with keep_buffers
   std::unique_ptr<CheckpointRegistry> registry_;
 
-  RunningCalls running_;
-  mutable std::mutex operation_;  // one operation at a time
+  mutable RunningCalls running_;  // whose turn guards what is above and below
   std::shared_ptr<const CachedPlan> cached_plan_;
   std::weak_ptr<const std::string> in_update_;  // set while an update is prepared and not over
 };

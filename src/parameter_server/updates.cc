@@ -66,8 +66,8 @@ Status ParameterServerImpl::check_update(const std::string& name) const {
 
 Result<std::unique_ptr<PreparedUpdate>> ParameterServerImpl::prepare(const std::string& called,
                                                                      const UpdateOptions& options) {
-  const std::lock_guard lock(operation_);
   RunningCalls::Call call(running_);
+  CKPT_RETURN_IF_ERROR(call.wait_for_turn());
   // What was loaded has the name that the other job gave it, whatever it is called here.
   const std::string name =
       registry_->was_loaded() ? registry_->catalog()->metas().checkpoint_name : called;
@@ -199,8 +199,8 @@ std::string ParameterServerImpl::name_in_update() const {
 
 Result<UpdateReport> ParameterServerImpl::commit(std::unique_ptr<PreparedUpdate> prepared,
                                                  const EngineCall& call) {
-  const std::lock_guard lock(operation_);
   RunningCalls::Call running(running_);
+  CKPT_RETURN_IF_ERROR(running.wait_for_turn());
   auto* update = dynamic_cast<OwnUpdate*>(prepared.get());
   if (update == nullptr || update->server != this) {
     return invalid_argument("commit needs an update that this server has prepared").on_rank(rank());
@@ -232,13 +232,13 @@ void ParameterServerImpl::give_up(OwnUpdate& update, const Status& cause) {
 }
 
 void ParameterServerImpl::abort(std::unique_ptr<PreparedUpdate> prepared, const Status& cause) {
-  const std::lock_guard lock(operation_);
+  const RunningCalls::Turn turn(running_);
   auto* update = dynamic_cast<OwnUpdate*>(prepared.get());
   if (update != nullptr && update->server == this) give_up(*update, cause);
 }
 
 void ParameterServerImpl::drop(OwnUpdate& update) {
-  const std::lock_guard lock(operation_);
+  const RunningCalls::Turn turn(running_);
   give_up(update, aborted("the prepared update was given up"));
 }
 

@@ -435,6 +435,63 @@ def test_ctrl_c_ends_a_call_that_waits_and_the_next_update_works(what):
     assert (output, process.returncode) == ("again\n", 0), errors
 
 
+INTERRUPTED_IN_ITS_QUEUE = """
+    import os, signal, sys, threading, time
+    import numpy
+    from checkpoint_engine.ps import ParameterServer
+    from checkpoint_engine.worker import update_weights_from_ipc
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    job, what = sys.argv[1:]
+    tensors = {"a": numpy.arange(1000)}
+    loaded, called, release = [], threading.Event(), threading.Event()
+
+    def receive(addresses):
+        update_weights_from_ipc(None, addresses[0][1], None, run=lambda weights: loaded.append(len(weights)), timeout=30)
+
+    def request(addresses):
+        called.set()
+        release.wait(60)
+        receive(addresses)
+
+    def interrupt():
+        time.sleep(0.3)  # by then it mostly waits
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ParameterServer(rank=0, world_size=1, device="host", job=job) as server:
+        server.register_checkpoint("a", named_tensors=tensors)
+        server.register_checkpoint("spare", named_tensors=tensors)
+        server.gather_metas("a")
+        other = threading.Thread(target=server.update, args=("a", request), kwargs={"timeout": 60})
+        other.start()
+        called.wait(60)
+        calls = {
+            "register": lambda: server.register_checkpoint("b", named_tensors=tensors),
+            "unregister": lambda: server.unregister_checkpoint("spare"),
+            "update": lambda: server.update("a", receive, timeout=60),
+        }
+        try:
+            threading.Thread(target=interrupt).start()
+            calls[what]()
+            print("not interrupted")
+        except KeyboardInterrupt:
+            pass
+        release.set()
+        other.join(60)
+        server.gather_metas("a")  # behind whatever was carried out all the same
+        print("loaded", loaded)
+        calls[what]()
+        print("done")
+"""
+
+
+@pytest.mark.parametrize("what", ["register", "unregister", "update"])
+def test_ctrl_c_in_a_call_that_waits_behind_another_threads_ends_that_call_alone(what):
+    arguments = [f"queue-{what}-{os.getpid()}", what]
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(INTERRUPTED_IN_ITS_QUEUE), *arguments], capture_output=True,
+                          text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert (done.stdout, done.stderr) == ("loaded [1]\ndone\n", ""), done.stdout + done.stderr
+
+
 OUTLIVED = """
     import sys, numpy
     from checkpoint_engine.ps import ParameterServer

@@ -5,12 +5,20 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "base/strings.h"
 #include "errors.h"
 #include "gil.h"
@@ -20,10 +28,36 @@
 namespace ckpt::python {
 namespace {
 
+/// Whether a read is cancelled, as a function that the engine may keep: "yes" from the read's end
+/// on. The GIL guards what it asks.
+class WhileReading {
+ public:
+  explicit WhileReading(const std::function<bool()>& cancelled)
+      : asked_(std::make_shared<const std::function<bool()>*>(&cancelled)) {}
+  ~WhileReading() { *asked_ = nullptr; }
+  WhileReading(const WhileReading&) = delete;
+  WhileReading& operator=(const WhileReading&) = delete;
+
+  nb::object function() const {
+    return nb::cpp_function([asked = asked_] { return *asked == nullptr || (**asked)(); });
+  }
+
+ private:
+  const std::shared_ptr<const std::function<bool()>*> asked_;
+};
+
+std::string address_of(const nb::object& engine) {
+  std::string address;
+  if (!nb::try_cast(engine.attr("address"), address)) {
+    raise(invalid_argument("the address of the transfer engine is no str of UTF-8"));
+  }
+  return address;
+}
+
 class PythonTransferEngine final : public TransferEngine {
  public:
   explicit PythonTransferEngine(nb::object engine)
-      : address_(nb::cast<std::string>(engine.attr("address"))),
+      : address_(address_of(engine)),
         takes_destinations_(nb::hasattr(engine, "register_destination")),
         engine_(shared_object(std::move(engine))) {}
 
@@ -46,17 +80,21 @@ class PythonTransferEngine final : public TransferEngine {
       list.emplace_back(piece.remote_address, number(piece.destination), piece.bytes);
     }
     return call("read", [&](const nb::object& engine) {
-      engine.attr("read")(address, list, seconds, nb::cpp_function(cancelled));
+      const WhileReading asked(cancelled);
+      engine.attr("read")(address, list, seconds, asked.function());
     });
   }
   bool has_abandoned_reads(const std::string& address) const override {
     bool has = false;
-    static_cast<void>(call("has_abandoned_reads", [&](const nb::object& engine) {
-      if (nb::hasattr(engine, "has_abandoned_reads")) {
-        has = nb::cast<bool>(engine.attr("has_abandoned_reads")(address));
-      }
-    }));
-    return has;
+    const Status answered = call("has_abandoned_reads", [&](const nb::object& engine) {
+      if (!nb::hasattr(engine, "has_abandoned_reads")) return;
+      const nb::object answer = engine.attr("has_abandoned_reads")(address);
+      if (!nb::try_cast(answer, has)) throw std::invalid_argument("it is no bool");
+    });
+    if (answered.is_ok()) return has;
+    // Unknown: its owner then gets that memory back too late, rather than too early.
+    if (!complained_.test_and_set()) log_warning(answered.message());
+    return true;
   }
   bool takes_destinations() const override { return takes_destinations_; }
   Status register_destination(void* data, std::uint64_t bytes) override {
@@ -75,23 +113,36 @@ class PythonTransferEngine final : public TransferEngine {
     });
   }
   void set_message_handler(MessageHandler handler) override {
+    const bool receives = handler != nullptr;
+    {
+      const std::lock_guard lock(inbox_->mutex);
+      inbox_->handler = std::move(handler);
+    }
     static_cast<void>(call("set_receiver", [&](const nb::object& engine) {
-      if (!handler) {
+      if (!receives) {
         engine.attr("set_receiver")(nb::none());
         return;
       }
-      engine.attr("set_receiver")(nb::cpp_function([handler](nb::bytes message) {
+      engine.attr("set_receiver")(nb::cpp_function([inbox = inbox_](nb::bytes message) {
         const std::string copy(message.c_str(), message.size());
         const nb::gil_scoped_release without_gil;
-        handler(std::as_bytes(std::span(copy)));
+        const std::lock_guard lock(inbox->mutex);
+        if (inbox->handler) inbox->handler(std::as_bytes(std::span(copy)));
       }));
     }));
   }
 
  private:
+  /// Outlives what handles its messages: the engine may keep its receiver, and be in it.
+  struct Inbox {
+    std::mutex mutex;  // held while `handler` runs
+    MessageHandler handler;
+  };
+
   static std::uintptr_t number(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
 
-  /// ConnectionError is a lost peer, LookupError memory that is not there.
+  /// ConnectionError is a lost peer, LookupError memory that is not there. Most calls come from
+  /// threads on which nobody catches what an engine of the application's does wrong.
   template <typename Body>
   Status call(const char* what, Body body) const {
     const nb::gil_scoped_acquire gil;
@@ -104,12 +155,17 @@ class PythonTransferEngine final : public TransferEngine {
       if (error.matches(PyExc_LookupError)) return not_found(text);
       if (error.matches(PyExc_TimeoutError)) return deadline_exceeded(text);
       return raised_by(concat(what, "() of the transfer engine"), error);
+    } catch (const std::exception& error) {
+      return peer_error(concat(
+          "what ", what, "() of the transfer engine returned cannot be used: ", error.what()));
     }
   }
 
   const std::string address_;
   const bool takes_destinations_;
   const std::shared_ptr<nb::object> engine_;
+  mutable std::atomic_flag complained_;
+  const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
 };
 
 // As for a job of one host: what leads outward.

@@ -39,17 +39,16 @@ class CallStream : public httplib::Stream {
   }
 
   ssize_t write(const char* data, std::size_t size) override {
-    if (written_ == 0) answer_ = Deadline::after(HttpExchange::kBodyTime);
+    const Deadline whole = Deadline::after(HttpExchange::kBodyTime);
     std::size_t done = 0;
     while (done < size) {
       const ssize_t count = ::send(call_.fd, data + done, size - done, MSG_DONTWAIT | MSG_NOSIGNAL);
       if (count >= 0) {
         done += static_cast<std::size_t>(count);
-      } else if (!wait_after_error(POLLOUT, answer_)) {
+      } else if (!wait_after_error(POLLOUT, whole)) {
         return -1;
       }
     }
-    written_ += size;
     return static_cast<ssize_t>(size);
   }
 
@@ -70,9 +69,8 @@ class CallStream : public httplib::Stream {
   }
 
   const BegunCall& call_;
-  std::size_t used_ = 0, written_ = 0;
+  std::size_t used_ = 0;
   const Deadline body_ = Deadline::after(HttpExchange::kBodyTime);
-  Deadline answer_ = body_;
 };
 
 /// Takes as long for a wrong text as for the right one.

@@ -15,6 +15,7 @@ namespace ckpt {
 namespace {
 
 using nlohmann::json;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -115,6 +116,25 @@ TEST_F(HttpServerTest, RefusalsOfTheLibraryAreJsonToo) {
   const auto response = ask("BREW", "/x", "{}");
   EXPECT_EQ(response.status, 400);
   EXPECT_EQ(json::parse(response.body)["error"]["code"], response.status);
+}
+
+TEST_F(HttpServerTest, WhoAsksWhetherToGoOnIsTold) {
+  // As curl does before a long body.
+  const std::string head = "POST /x HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
+  EXPECT_THAT(answer_on(say(head + "{}")),
+              AllOf(StartsWith("HTTP/1.1 100"), HasSubstr("HTTP/1.1 200")));
+}
+
+class PatientServerTest : public HttpServerTest {
+ protected:
+  PatientServerTest() : HttpServerTest(HttpServerOptions{.head_seconds = 1000}) {}
+};
+
+TEST_F(PatientServerTest, OfTooManyConnectionsTheFirstMakesRoom) {
+  std::vector<UniqueFd> idle;
+  for (int i = 0; i < 270; ++i) idle.push_back(connect());
+  EXPECT_EQ(answer_on(idle.front()), "");
+  EXPECT_EQ(ask("POST", "/x", "{}").status, 200);
 }
 
 class LimitedServerTest : public HttpServerTest {

@@ -1,6 +1,7 @@
 // A running inference engine, as seen over HTTP: is it ready, and now take new weights.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -74,6 +75,9 @@ class EngineClient {
                            const AbortSignal& abort) const;
 
  private:
+  /// Tidying up behind an update that failed; the engine may still be busy with it.
+  static constexpr std::chrono::seconds kTidyTime{3};
+
   Status update_vllm(const std::map<std::string, std::string>& addresses,
                      const EngineUpdateOptions& options, Deadline deadline,
                      const AbortSignal& abort) const;
@@ -89,6 +93,7 @@ class EngineClient {
   Status start_session(const char* path, bool several_workers, Deadline deadline,
                        const AbortSignal& abort) const;
   void end_session(bool several_workers, Deadline deadline, const AbortSignal& interrupt) const;
+  static const AbortSignal& interrupt_of(const EngineUpdateOptions& options);
   Result<HttpResponse> ask(const HttpRequest& request, Deadline deadline,
                            const AbortSignal& abort) const;
   void forget_answers(const std::string& path, const std::string& nothing, Deadline deadline,

@@ -106,9 +106,11 @@ class WorkerChannel {
   /// Tells the worker that the update has failed, with the cause, so that its engine's call fails.
   /// Never waits: a worker may be busy loading, and a stock one can only be told when it has given
   /// the answer it owes. A closer (closer.h) owns the channel until the worker has gone, or
-  /// `deadline` passes; then it cuts the connection, unless the worker has a ring in GPU memory. It
-  /// keeps `ring` until the worker can no longer be reading it. A worker that connects within 5 s
-  /// afterwards is told too. Where no engine was called yet, destroying the channel is enough.
+  /// `deadline` passes; then it cuts the connection, unless the worker has a ring in GPU memory. A
+  /// worker that has stopped answering has not gone, and is waited for without a bound. `ring` is
+  /// kept until the worker can no longer be reading it; in host memory until `deadline` at the
+  /// latest. A worker that connects within late_worker_seconds afterwards is told too. Where no
+  /// engine was called yet, destroying the channel is enough.
   static void abort(std::unique_ptr<WorkerChannel> channel, const Status& cause, Deadline deadline,
                     std::shared_ptr<void> ring = nullptr);
 };

@@ -101,6 +101,7 @@ WorkerWire::AbortProgress step(ClosingChannel& channel) {
   for (const auto& wire : channel.wires) {
     const auto one = wire->abort_step();
     all.connected |= one.connected;
+    all.stopped |= one.stopped;
     all.served |= one.served;
   }
   return all;
@@ -126,10 +127,10 @@ void Closers::drive(ClosingChannel channel, Running& running) {
     if (progress.connected && !was_connected)
       idle = Deadline::after_seconds(channel.late_worker_seconds);
     was_connected = progress.connected;
-    if (!progress.connected) {
+    if (!progress.connected && !progress.stopped) {
       drop_ring(channel, running);
       if (progress.served || idle.expired()) return;
-    } else if (cut && idle.expired()) {
+    } else if (cut && !progress.stopped && idle.expired()) {
       return;  // it is busy; the exception lies in its socket
     } else if (channel.ring_on_gpu && channel.ring != nullptr) {
       if (channel.deadline.expired() && !std::exchange(overstays, true)) {
@@ -142,11 +143,14 @@ void Closers::drive(ClosingChannel channel, Running& running) {
                   " has not left the aborted update in time: its connection is cut");
       for (const auto& wire : channel.wires) wire->cut();
       cut = true;
+      idle = Deadline::after_seconds(channel.late_worker_seconds);  // to come back
+      was_connected = false;
       drop_ring(channel, running);
       continue;
     }
     wait_for_news(channel, overstays                    ? Deadline::after(kLongestWait)
                            : progress.connected && !cut ? channel.deadline
+                           : progress.stopped           ? Deadline::after(kLongestWait)
                                                         : idle);
   }
 }

@@ -38,6 +38,8 @@ Result<UniqueFd> unix_socket() {
   return fd;
 }
 
+}  // namespace
+
 Result<PeerProcess> peer_of(int fd) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
@@ -46,8 +48,6 @@ Result<PeerProcess> peer_of(int fd) {
   }
   return PeerProcess{credentials.pid, credentials.uid};
 }
-
-}  // namespace
 
 Result<Gate> Gate::open(const std::string& address) {
   Gate gate(address);

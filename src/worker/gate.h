@@ -40,6 +40,9 @@ class Gate {
   UniqueFd listener_;
 };
 
+/// Who is at the other end of a Unix socket.
+Result<PeerProcess> peer_of(int fd);
+
 /// Connects to the abstract socket of "ipc://@name".
 Result<UniqueFd> connect_abstract(const std::string& address);
 

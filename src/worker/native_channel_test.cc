@@ -303,6 +303,29 @@ TEST_F(NativeChannelTest, AStoppedWorkerIsLost) {
   EXPECT_THAT(pass.status().message(), HasSubstr("stopped answering"));
 }
 
+TEST_F(NativeChannelTest, AStoppedWorkerKeepsItsRingUntilItGoesOnOrEnds) {
+  options_.heartbeat_timeout_seconds = 0.5;
+  options_.late_worker_seconds = 0.1;
+  for (const int end : {SIGCONT, SIGKILL}) {
+    auto channel = bind();
+    test::RoleProcess worker("worker", {channel->address(), "stop"});
+    const Status lost = test::run_pass(*channel, ring_, abort_).status();
+    auto memory = std::make_shared<int>(0);
+    const std::weak_ptr<int> held = memory;
+    WorkerChannel::abort(std::move(channel), lost, soon(), std::move(memory));
+    EXPECT_EQ(wait_for_rings(job_, 3, Deadline::after_seconds(0.5), abort_).code(),
+              StatusCode::kDeadlineExceeded);
+    EXPECT_FALSE(held.expired());
+    worker.signal(end);
+    if (end == SIGCONT) {
+      EXPECT_THAT(worker.read_line(), HasSubstr("peer lost"));
+    }
+    EXPECT_TRUE(wait_for_rings(job_, 3, soon(), abort_).is_ok());
+    EXPECT_TRUE(held.expired());
+    EXPECT_TRUE(wait_for_closers(job_, soon()).is_ok());  // the address is free again
+  }
+}
+
 TEST_F(NativeChannelTest, AKilledRankIsLost) {
   test::RoleProcess rank("rank", {test::unique_job(), "die"});
   loader_.before = [](const TensorInfo&) { return Status::ok(); };

@@ -1,15 +1,27 @@
 #include "worker/native_connection.h"
 
+#include <fcntl.h>
+
 #include <set>
 
 #include "base/log.h"
 #include "worker/channel_address.h"
+#include "worker/gate.h"
 
 namespace ckpt::native {
 namespace {
 
 /// For a refusal that was sent last; a living peer's socket takes it at once.
 constexpr int kLingerMs = 500;
+
+/// A descriptor of our own, which outlives libzmq's: when that gives a silent peer up, only the
+/// connection itself tells whether the peer has gone. Empty when it is closed already.
+UniqueFd connection_of(const Caller& caller) {
+  UniqueFd fd(::fcntl(caller.connection, F_DUPFD_CLOEXEC, 0));
+  if (!fd) return UniqueFd();
+  const auto peer = peer_of(fd.get());  // libzmq may have closed it, and its number be another's
+  return peer && peer->pid == caller.process.pid ? std::move(fd) : UniqueFd();
+}
 
 }  // namespace
 
@@ -45,8 +57,18 @@ void Connection::fail(Status cause) {
 
 void Connection::lose_peer(std::string_view how) {
   fail(peer_lost(concat(peer_text(), " ", how, "; see that process's log")));
+  const bool ended = peer_watch_ && readable_now(peer_watch_.get());
+  if (ended || !peer_connection_ || closed_by_peer(peer_connection_)) {
+    served_ = true;
+  } else {
+    stopped_.emplace(peer_pid(), std::move(peer_connection_), options_.late_worker_seconds);
+  }
+  drop_peer();
+}
+
+void Connection::drop_peer() {
   peer_watch_.reset();
-  served_ = true;
+  peer_connection_.reset();
   peer_.reset();
 }
 
@@ -61,8 +83,7 @@ bool Connection::serve_next() {
 }
 
 void Connection::part() {
-  peer_watch_.reset();
-  peer_.reset();
+  drop_peer();
   pump();
 }
 
@@ -186,6 +207,7 @@ Result<Message> Connection::next_message(std::string_view step, Deadline deadlin
 }
 
 void Connection::watch_peer() {
+  peer_connection_ = connection_of(*peer_);
   auto watch = watch_process(peer_->process.pid);
   if (watch) {
     peer_watch_ = *std::move(watch);
@@ -212,13 +234,17 @@ WorkerWire::AbortProgress Connection::abort_step() {
   inbox_.clear();
   failure_ = Status::ok();  // told already; only the connection's end is still of interest
   backlog_.clear();
-  return {peer_.has_value(), served_};
+  if (stopped_ && !stopped_->may_go_on()) {
+    stopped_.reset();
+    served_ = true;
+  }
+  return {peer_.has_value(), stopped_.has_value(), served_};
 }
 
 void Connection::cut() {
   if (!peer_) return;
   served_ = true;  // it was told at start_abort(); only its going is not seen any more
-  peer_.reset();
+  drop_peer();
 }
 
 void Connection::refuse_peer(const Status& why) {

@@ -14,6 +14,7 @@
 #include "base/deadline.h"
 #include "base/fd.h"
 #include "base/strings.h"
+#include "worker/lost_worker.h"
 #include "worker/native_messages.h"
 #include "worker/process_watch.h"
 #include "worker/wait.h"
@@ -77,7 +78,10 @@ class Connection {
   const Status& failure() const { return failure_; }
   void fail(Status cause);
   /// Nothing has begun that could have failed: another may come.
-  void forget_failure() { failure_ = Status::ok(); }
+  void forget_failure() {
+    failure_ = Status::ok();
+    stopped_.reset();
+  }
 
   /// The peer and all who knock, now or later, are told `cause`.
   void start_abort(const Status& cause);
@@ -95,6 +99,7 @@ class Connection {
   void take_from_peer(Message message);
   void take_hello(Caller caller);
   void lose_peer(std::string_view how);
+  void drop_peer();
   void refuse(const Caller& caller, const Status& why);
 
   const ChannelOptions options_;
@@ -102,7 +107,9 @@ class Connection {
   PollSet poll_set_;
   EventFd backlog_;  ///< set while something that has been read from the socket waits for a call
   UniqueFd peer_watch_;
+  UniqueFd peer_connection_;  ///< the kernel's, beside libzmq's descriptor of it
   std::optional<Caller> peer_;
+  std::optional<LostWorker> stopped_;  ///< was the peer
   bool finishing_ = false;
   bool served_ = false;  ///< somebody has been told how this ended, or has gone by itself
   Status failure_;

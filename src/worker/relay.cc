@@ -107,7 +107,8 @@ void Relay::run() {
   }
   end_.store(end, std::memory_order_release);
   ::shutdown(endpoint_.get(), SHUT_RDWR);
-  if (!parting_) ::shutdown(worker_.get(), SHUT_RDWR);
+  // Whether a worker that was given up lives on shows in its own end of the connection.
+  if (!parting_) ::shutdown(worker_.get(), end == End::kEndpointClosed ? SHUT_WR : SHUT_RDWR);
 }
 
 }  // namespace ckpt

@@ -40,6 +40,29 @@ class StockChannelTest : public testing::Test {
     WorkerChannel::abort(std::move(channel_), cause, soon());
     return cause;
   }
+  /// Until the worker, which stops itself in the second bucket, is lost by heartbeat.
+  Status run_until_lost(const BufferHandle& ring) {
+    CKPT_RETURN_IF_ERROR(channel_->accept(soon(), abort_).status());
+    CKPT_RETURN_IF_ERROR(channel_->open_ring(ring, soon(), abort_));
+    CKPT_RETURN_IF_ERROR(channel_->announce(0, ring_.entries(0, 1)));
+    CKPT_RETURN_IF_ERROR(channel_->wait_ack(soon(), abort_).status());
+    CKPT_RETURN_IF_ERROR(channel_->announce(1, ring_.entries(1, 2)));
+    return channel_->wait_ack(soon(), abort_).status();
+  }
+  /// Of a GPU that is not there; a scripted worker opens nothing.
+  static BufferHandle gpu_ring() {
+    BufferHandle handle;
+    handle.kind = DeviceKind::kCuda;
+    handle.bytes = 1 << 20;
+    handle.ipc.resize(64);
+    handle.device_uuid = "GPU-0";
+    return handle;
+  }
+  /// No longer than it takes to see that it is still held.
+  bool ring_is_held() {
+    return wait_for_rings(job_, 3, Deadline::after_seconds(0.3), abort_).code() ==
+           StatusCode::kDeadlineExceeded;
+  }
 
   const std::string job_ = test::unique_job();
   test::Ring ring_{job_};
@@ -227,6 +250,26 @@ TEST_F(StockChannelTest, AWorkerThatOverstaysIsCutAndToldWhenItComesBack) {
   EXPECT_THAT(worker.wait().raised, HasSubstr("over"));
 }
 
+TEST_F(StockChannelTest, AWorkerThatWasLongConnectedHasTimeToComeBackToo) {
+  options_.late_worker_seconds = 2;
+  rebind();
+  std::promise<void> reached;
+  std::promise<void> go_on;
+  StockWorker worker(channel_->address(), {Step::kBucket, 1, Verb::kObey, [&] {
+                                             reached.set_value();
+                                             go_on.get_future().wait();
+                                           }});
+  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->open_ring(ring_.handle(), soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
+  reached.get_future().wait();
+  WorkerChannel::abort(std::move(channel_), aborted("over"), Deadline::after_seconds(2.2),
+                       std::make_shared<int>(0));
+  EXPECT_TRUE(wait_for_rings(job_, 3, soon(), abort_).is_ok());
+  go_on.set_value();
+  EXPECT_THAT(worker.wait().raised, HasSubstr("over"));
+}
+
 TEST_F(StockChannelTest, ARingOfAGpuStaysAsLongAsItsWorkerReads) {
   std::promise<void> reached;
   std::promise<void> go_on;
@@ -234,13 +277,8 @@ TEST_F(StockChannelTest, ARingOfAGpuStaysAsLongAsItsWorkerReads) {
                                              reached.set_value();
                                              go_on.get_future().wait();
                                            }});
-  BufferHandle handle;
-  handle.kind = DeviceKind::kCuda;
-  handle.bytes = 1 << 20;
-  handle.ipc.resize(64);
-  handle.device_uuid = "GPU-0";
   ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->open_ring(handle, soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->open_ring(gpu_ring(), soon(), abort_).is_ok());
   ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
   reached.get_future().wait();
   auto memory = std::make_shared<int>(0);
@@ -248,8 +286,7 @@ TEST_F(StockChannelTest, ARingOfAGpuStaysAsLongAsItsWorkerReads) {
   // The update has failed because its time was up.
   WorkerChannel::abort(std::move(channel_), deadline_exceeded("time is up"),
                        Deadline::after_seconds(0), std::move(memory));
-  EXPECT_EQ(wait_for_rings(job_, 3, Deadline::after_seconds(0.3), abort_).code(),
-            StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(ring_is_held());
   EXPECT_FALSE(held.expired());
   go_on.set_value();
   EXPECT_THAT(worker.wait().raised, HasSubstr("time is up"));
@@ -281,6 +318,102 @@ TEST_F(StockChannelTest, AStoppedWorkerIsLost) {
   const Status lost = test::run_pass(*channel_, ring_, abort_).status();
   EXPECT_EQ(lost.code(), StatusCode::kPeerLost);
   EXPECT_THAT(lost.message(), HasSubstr("stopped answering"));
+}
+
+TEST_F(StockChannelTest, AStoppedWorkerKeepsItsRingOfAGpuAndIsToldWhenItGoesOn) {
+  options_.heartbeat_timeout_seconds = 0.5;
+  rebind();
+  test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
+  const Status lost = run_until_lost(gpu_ring());
+  EXPECT_THAT(lost.message(), HasSubstr("stopped answering"));
+  auto memory = std::make_shared<int>(0);
+  const std::weak_ptr<int> held = memory;
+  WorkerChannel::abort(std::move(channel_), lost, Deadline::after_seconds(0), std::move(memory));
+  EXPECT_TRUE(ring_is_held());
+  EXPECT_FALSE(held.expired());
+  worker.signal(SIGCONT);
+  EXPECT_EQ(worker.read_line(), "raised");
+  EXPECT_TRUE(wait_for_rings(job_, 3, soon(), abort_).is_ok());
+  EXPECT_TRUE(held.expired());
+}
+
+TEST_F(StockChannelTest, AStoppedWorkerThatIsKilledKeepsNothing) {
+  options_.heartbeat_timeout_seconds = 0.5;
+  rebind();
+  test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
+  const Status lost = run_until_lost(gpu_ring());
+  auto memory = std::make_shared<int>(0);
+  const std::weak_ptr<int> held = memory;
+  WorkerChannel::abort(std::move(channel_), lost, Deadline::after_seconds(0), std::move(memory));
+  EXPECT_TRUE(ring_is_held());
+  worker.signal(SIGKILL);
+  EXPECT_TRUE(wait_for_rings(job_, 3, soon(), abort_).is_ok());
+  EXPECT_TRUE(held.expired());
+}
+
+TEST_F(StockChannelTest, AWorkerThatStopsAfterTheAbortKeepsItsRingOfAGpuToo) {
+  options_.heartbeat_timeout_seconds = 0.5;
+  rebind();
+  test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
+  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->open_ring(gpu_ring(), soon(), abort_).is_ok());
+  for (const std::uint32_t bucket : {0u, 1u}) {
+    if (bucket == 1) {
+      ASSERT_TRUE(channel_->wait_ack(soon(), abort_).is_ok());
+    }
+    ASSERT_TRUE(channel_->announce(bucket, ring_.entries(0, 1)).is_ok());
+  }
+  worker.wait_until_stopped();
+  WorkerChannel::abort(std::move(channel_), aborted("over"), Deadline::after_seconds(0),
+                       std::make_shared<int>(0));
+  EXPECT_EQ(wait_for_rings(job_, 3, Deadline::after_seconds(1.5), abort_).code(),
+            StatusCode::kDeadlineExceeded);
+  worker.signal(SIGCONT);
+  EXPECT_EQ(worker.read_line(), "raised");
+  EXPECT_TRUE(wait_for_rings(job_, 3, soon(), abort_).is_ok());
+}
+
+TEST_F(StockChannelTest, ARingOfTheHostIsDroppedAtTheDeadlineAndItsStoppedWorkerStillTold) {
+  options_.heartbeat_timeout_seconds = 0.5;
+  rebind();
+  test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
+  const Status lost = run_until_lost(ring_.handle());
+  WorkerChannel::abort(std::move(channel_), lost, Deadline::after_seconds(0),
+                       std::make_shared<int>(0));
+  EXPECT_TRUE(wait_for_rings(job_, 3, soon(), abort_).is_ok());
+  EXPECT_EQ(wait_for_closers(job_, Deadline::after_seconds(0.3)).code(),
+            StatusCode::kDeadlineExceeded);
+  worker.signal(SIGCONT);
+  EXPECT_EQ(worker.read_line(), "raised");
+  EXPECT_TRUE(wait_for_closers(job_, soon()).is_ok());
+}
+
+TEST_F(StockChannelTest, ARingThatNobodyHasOpenedGoesAtOnce) {
+  options_.late_worker_seconds = 2;
+  rebind();
+  WorkerChannel::abort(std::move(channel_), aborted("over"), soon(), std::make_shared<int>(0));
+  EXPECT_TRUE(wait_for_rings(job_, 3, Deadline::after_seconds(1), abort_).is_ok());
+  EXPECT_TRUE(wait_for_closers(job_, soon()).is_ok());
+}
+
+TEST_F(StockChannelTest, AStoppedWorkerThatIsCutIsToldWhenItGoesOn) {
+  options_.late_worker_seconds = 0.5;
+  rebind();  // the heartbeats would need longer than the deadline to find it
+  test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
+  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->open_ring(ring_.handle(), soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
+  ASSERT_TRUE(channel_->wait_ack(soon(), abort_).is_ok());
+  ASSERT_TRUE(channel_->announce(1, ring_.entries(1, 2)).is_ok());
+  worker.wait_until_stopped();
+  WorkerChannel::abort(std::move(channel_), aborted("over"), Deadline::after_seconds(0),
+                       std::make_shared<int>(0));
+  EXPECT_TRUE(wait_for_rings(job_, 3, soon(), abort_).is_ok());
+  EXPECT_EQ(wait_for_closers(job_, Deadline::after_seconds(1.5)).code(),
+            StatusCode::kDeadlineExceeded);
+  worker.signal(SIGCONT);
+  EXPECT_EQ(worker.read_line(), "raised");
+  EXPECT_TRUE(wait_for_closers(job_, soon()).is_ok());
 }
 
 TEST_F(StockChannelTest, ARescueFreesTheWorkerOfAKilledRank) {

@@ -34,6 +34,11 @@ class StockSession {
   bool owed() const { return owed_; }
   /// The connection is over; what the worker said before is still in take_answer().
   bool lost() const { return lost_; }
+  /// The worker itself has ended or closed it; after lost().
+  bool left() const {
+    const Relay::End end = relay_->end();
+    return end == Relay::End::kWorkerEnded || end == Relay::End::kWorkerClosed;
+  }
   /// "has ended", "closed its connection", "stopped answering": after lost().
   std::string_view how_lost() const;
 

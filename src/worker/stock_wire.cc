@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/strings.h"
 #include "worker/gate.h"
+#include "worker/lost_worker.h"
 #include "worker/stock_messages.h"
 #include "worker/stock_session.h"
 #include "worker/wait.h"
@@ -52,6 +53,10 @@ class StockWire final : public WorkerWire {
   /// True when a worker was let in.
   Result<bool> let_in();
   Status end_session();
+  /// Of a session that ends before its worker has left: its socket connects again when it goes on.
+  void remember_stopped();
+  /// True while somebody who has stopped answering may go on.
+  bool any_stopped();
   Status ask(const Bytes& question);
   /// Waits for the answer to what was asked last: empty is success, text the worker's error.
   Status expect_answer(const Step& step, Deadline deadline, AbortSignal& abort);
@@ -70,6 +75,7 @@ class StockWire final : public WorkerWire {
   BucketAck announced_;
   Status abort_cause_;
   Deadline handshake_ = Deadline::after_seconds(0);  ///< of this session
+  std::vector<LostWorker> stopped_;                  ///< during an abort
   bool told_ = false;    ///< the exception is on its way to the worker of this session
   bool served_ = false;  ///< a worker has gone since the abort
 };
@@ -188,6 +194,17 @@ Status StockWire::finish(Deadline deadline, AbortSignal& abort) {
   return end_session();
 }
 
+void StockWire::remember_stopped() {
+  const std::int64_t pid = session_->pid();
+  stopped_.emplace_back(pid, session_->part(), options_.late_worker_seconds);
+}
+
+bool StockWire::any_stopped() {
+  const auto gone = std::erase_if(stopped_, [](LostWorker& worker) { return !worker.may_go_on(); });
+  served_ = served_ || gone > 0;
+  return !stopped_.empty();
+}
+
 void StockWire::start_abort(const Status& cause) {
   abort_cause_ = cause;
   abort_step();
@@ -196,21 +213,33 @@ void StockWire::start_abort(const Status& cause) {
 WorkerWire::AbortProgress StockWire::abort_step() {
   // An error here leaves the worker to the engine's deadline; there is nobody to tell.
   if (session_ == nullptr) (void)let_in();
-  if (session_ == nullptr) return {false, served_};
+  const bool stopped = any_stopped();
+  if (session_ == nullptr) return {false, stopped, served_};
   session_->pump();
   (void)session_->take_answer();
   if (session_->ready() && !session_->owed() && !told_) {
     told_ = session_->ask(pickle_error(abort_cause_.to_string())).is_ok();
+    // One that had stopped has come back to its socket, and is here now. Those of other pid
+    // namespaces are all called 0.
+    std::erase_if(stopped_, [&](const LostWorker& worker) {
+      return told_ && worker.pid() > 0 && worker.pid() == session_->pid();
+    });
   }
   const bool stranger = !session_->ready() && handshake_.expired();
-  if (!session_->lost() && !stranger) return {true, served_};
-  served_ = served_ || !stranger;
+  if (!session_->lost() && !stranger) return {true, stopped, served_};
+  if (session_->lost() && !session_->left()) {
+    remember_stopped();
+  } else {
+    served_ = served_ || !stranger;
+  }
   (void)end_session();
-  return {false, served_};
+  return {false, any_stopped(), served_};
 }
 
 void StockWire::cut() {
-  if (session_ != nullptr) (void)end_session();
+  if (session_ == nullptr) return;
+  remember_stopped();  // busy or stopped, nobody knows
+  (void)end_session();
 }
 
 }  // namespace

@@ -223,13 +223,16 @@ int worker_role(const std::string& address, const std::string& verb) {
 }
 
 /// stock-worker ADDRESS VERB: the Python package's worker. At the second bucket: "die" or "stop".
+/// Writes how it ended: "returned", "raised" what its rank sent, or "left".
 int stock_worker_role(const std::string& address, const std::string& verb) {
   StockScript script;
   script.at = Step::kBucket;
   script.bucket = 2;
   script.before = [&] { ::raise(verb == "die" ? SIGKILL : SIGSTOP); };
   const std::atomic<bool> stop = false;
-  return run_stock_worker(address, script, stop).returned ? 0 : 1;
+  const StockOutcome outcome = run_stock_worker(address, script, stop);
+  write_line(outcome.returned ? "returned" : outcome.raised.empty() ? "left" : "raised");
+  return outcome.returned ? 0 : 1;
 }
 
 /// rank JOB VERB: writes its address, then updates one worker. With a bucket announced: "die",

@@ -37,10 +37,12 @@ class WorkerWire {
   /// Who is left to be told. Call it when poll_fd() is readable. Does not wait.
   struct AbortProgress {
     bool connected = false;  ///< somebody is, and may still read the ring
+    bool stopped = false;    ///< somebody has stopped answering, and may go on where it was
     bool served = false;     ///< somebody has gone since: told, or by itself
   };
   virtual AbortProgress abort_step() = 0;
-  /// The worker has had its time: its connection is cut. It is told when it connects again.
+  /// The worker has had its time: its connection is cut. It is told when it connects again, as is
+  /// one that had stopped.
   virtual void cut() = 0;
 };
 

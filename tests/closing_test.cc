@@ -20,6 +20,7 @@
 #include "control/hub.h"
 #include "parameter_server/memory_guard.h"
 #include "support/job.h"
+#include "worker/closer.h"
 
 namespace ckpt::testing {
 namespace {
@@ -270,6 +271,22 @@ std::vector<std::string> names_with(const Job& job, std::string_view end) {
   std::vector<std::string> names = job.shared_objects();
   std::erase_if(names, [&](const std::string& name) { return !name.ends_with(end); });
   return names;
+}
+
+TEST(ClosingOfAPreparedUpdate, WaitsForNoWorker) {
+  Job job({.ranks = kRanks, .sizes = kSmallRing, .adjust = [](ParameterServerOptions& options) {
+             options.late_worker_seconds = kPatienceSeconds;
+           }});
+  ASSERT_TRUE(job.load(kName, checkpoint()).is_ok());
+  for (const Status& status : job.run([&](int, ParameterServer& server) -> Status {
+         CKPT_ASSIGN_OR_RETURN(auto prepared, server.prepare(kName, {}));
+         CKPT_RETURN_IF_ERROR(server.barrier(kPatienceSeconds));
+         server.abort(std::move(prepared), aborted("training went wrong"));
+         return Status();
+       })) {
+    ASSERT_TRUE(status.is_ok()) << status.to_string();
+  }
+  EXPECT_TRUE(wait_for_closers("", Deadline::after_seconds(0)).is_ok());
 }
 
 TEST(ClosingWithRoomLeft, TheNextUpdateDoesNotWait) {

@@ -45,7 +45,8 @@ struct ParameterServerOptions {
   /// How long rank 0, which runs the hub, waits in its destructor for the others to leave.
   double hub_linger_seconds = 600;
   /// After a failed update: how long a worker whose engine was called already may take to connect
-  /// and hear of it; the destructor waits for that.
+  /// and hear of it; the destructor waits for that, and up to collective_timeout_seconds for
+  /// workers that are busy or stopped.
   double late_worker_seconds = 5;
   /// How long register, gather and barrier wait for other ranks.
   double collective_timeout_seconds = 600;

@@ -17,6 +17,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/strings.h"
+#include "transport/network/network_devices.h"
 #include "transport/read_plan.h"
 #include "transport/ucx/pieces.h"
 
@@ -75,12 +76,13 @@ bool is_rdma(const std::string& device) {
   return !std::filesystem::exists("/sys/class/net/" + device, error);
 }
 
-/// Whether data goes over TCP: there is no RDMA device, or none that is asked for.
+/// Whether data goes over TCP: there is no RDMA device with an active port, or none that is asked
+/// for.
 bool only_tcp(const UcxOptions& options) {
   const std::string devices = env_string("UCX_NET_DEVICES").value_or(options.net_devices);
-  std::error_code error;
   if (devices.empty() || devices == "all") {
-    return std::filesystem::is_empty("/sys/class/infiniband", error) || error;
+    return std::ranges::all_of(
+        rdma_devices("/sys"), [](const RdmaDevice& device) { return device.active_ports.empty(); });
   }
   const std::vector<std::string> names = split(devices, ',');
   return std::ranges::none_of(names, is_rdma);

@@ -491,6 +491,22 @@ TEST_P(TransportContract, ClosingATransportEndsItsReads) {
   owner->resume();
 }
 
+TEST_P(TransportContract, AClosedTransportHasReleasedWhatItWasWritingTo) {
+  const auto owner = make_owner();
+  owner->add_region(32 * kMiB, 1);
+  std::vector<std::byte> destination(32 * kMiB);
+  for (int round = 0; round < 8; ++round) {
+    const auto reader = make_transport("reader");
+    auto peer = reader->connect(owner->descriptor(), {}, soon());
+    ASSERT_TRUE(peer.is_ok());
+    const ReadRange range{1, 0, destination.data(), destination.size()};
+    const auto read = reader->read(**peer, {&range, 1}, soon());
+    EXPECT_TRUE(eventually([&] { return read->bytes_done() > 0; }));
+    reader->close();
+    EXPECT_TRUE(eventually([&] { return read->destination_released(); }));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, TransportContract,
                          ::testing::Values(Variant{"callback", false}, Variant{"ucx", false},
                                            Variant{"ucx", true}),

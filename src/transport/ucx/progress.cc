@@ -48,9 +48,11 @@ void Progress::start(WorkerHandlers handlers) {
 
 Progress::~Progress() {
   stop();
-  // What was never run may own endpoints; they go before their workers.
+  // Connections that did not end in time keep workers, which say so when they go: reads wait for
+  // that. What was never run may own endpoints; they go before their workers.
   timers_.clear();
-  deferred_.clear();
+  main_.reset();
+  run_deferred();
 }
 
 Result<std::shared_ptr<Worker>> Progress::add_worker() {
@@ -143,6 +145,11 @@ bool Progress::run_ready() {
     task();
     worked = true;
   }
+  return run_deferred() || worked;
+}
+
+bool Progress::run_deferred() {
+  bool worked = false;
   while (!deferred_.empty()) {
     std::vector<Task> tasks;
     tasks.swap(deferred_);
@@ -202,6 +209,9 @@ void Progress::loop() {
     if (worked) fruitless_ = 0;
     if (!worked && active_.empty() && deferred_.empty()) sleep();
   }
+  // The last connection may have ended in this very round: whoever waits for what it carried, as a
+  // read does, has not been told yet.
+  run_deferred();
 }
 
 }  // namespace ckpt::ucx

@@ -65,6 +65,7 @@ class Progress {
   explicit Progress(std::shared_ptr<Context> context) : context_(std::move(context)) {}
   void loop();
   bool run_ready();
+  bool run_deferred();
   bool drive_workers();
   void sleep();
   bool stopped() const { return stop_by_ && (endpoints_ == 0 || stop_by_->expired()); }

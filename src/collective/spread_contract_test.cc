@@ -134,7 +134,8 @@ TEST_P(SpreadContract, DeliversTensorsOfTensOfMebibytes) {
       {{name_in_group(0, 0), 23 * kMiB + 1}, {name_in_group(1, 0), 3 * kMiB + 255}},
       {{name_in_group(2, 0), 200 << 10}, {name_in_group(3, 0), 2 * kMiB}},
       {{name_in_group(4, 0), 4 * kMiB}, {name_in_group(5, 0), 1}}};
-  // Over UCX, what is smaller than 256 KiB arrives unannounced, the rest by rendezvous.
+  // Below and above what a transport asks for at once over TCP. By rendezvous they come in
+  // chain/chain_processes_test.cc.
   for (const std::uint64_t chunk : {std::uint64_t{100} << 10, kMiB}) {
     options.cross_chunk_bytes = chunk;
     expect_delivered(job_of(3, 1, held, options));

@@ -12,6 +12,7 @@
 
 #include "base/strings.h"
 #include "transport/descriptor.h"
+#include "transport/read_plan.h"
 #include "transport/testing/fake_network.h"
 #include "transport/testing/owner.h"
 #include "transport/ucx/ucx_transport.h"
@@ -36,8 +37,14 @@ bool eventually(const std::function<bool()>& condition) {
 
 Deadline soon() { return Deadline::after_seconds(30); }
 
-std::shared_ptr<Transport> make_ucx(std::string label) {
-  auto transport = make_ucx_transport({.label = std::move(label)});
+/// Whose large reads come by rendezvous, as by RDMA: over TCP, too, where nothing else would do so.
+constexpr std::string_view kByRendezvous = "ucx_rendezvous";
+
+std::shared_ptr<Transport> make_ucx(std::string label, std::string_view backend = "ucx") {
+  UcxOptions options;
+  options.label = std::move(label);
+  if (backend == kByRendezvous) options.read_grain = kReadGrain;
+  auto transport = make_ucx_transport(options);
   if (!transport.is_ok()) {
     ADD_FAILURE() << transport.status().to_string();
     std::abort();
@@ -46,7 +53,7 @@ std::shared_ptr<Transport> make_ucx(std::string label) {
 }
 
 struct Variant {
-  std::string backend;  // callback or ucx
+  std::string backend;  // callback, ucx or ucx_rendezvous
   bool processes;
 };
 
@@ -62,7 +69,7 @@ class TransportContract : public ::testing::TestWithParam<Variant> {
 
   std::shared_ptr<Transport> make_transport(std::string label) {
     if (is_callback()) return network_.make_transport(std::move(label));
-    return make_ucx(std::move(label));
+    return make_ucx(std::move(label), variant().backend);
   }
 
   std::unique_ptr<OwnerUnderTest> make_owner() {
@@ -509,7 +516,9 @@ TEST_P(TransportContract, AClosedTransportHasReleasedWhatItWasWritingTo) {
 
 INSTANTIATE_TEST_SUITE_P(All, TransportContract,
                          ::testing::Values(Variant{"callback", false}, Variant{"ucx", false},
-                                           Variant{"ucx", true}),
+                                           Variant{"ucx", true},
+                                           Variant{std::string(kByRendezvous), false},
+                                           Variant{std::string(kByRendezvous), true}),
                          variant_name);
 
 std::uint16_t free_port() {
@@ -628,7 +637,7 @@ TEST(UcxTransport, IsViableHere) {
 int main(int argc, char** argv) {
   if (const std::string backend = ckpt::testing::owner_process_backend(argc, argv);
       !backend.empty()) {
-    return ckpt::testing::run_owner_process(ckpt::make_ucx("owner"));
+    return ckpt::testing::run_owner_process(ckpt::make_ucx("owner", backend));
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

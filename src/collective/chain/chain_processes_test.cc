@@ -1,6 +1,6 @@
-// The chain over UCX between processes: every byte arrives, in pieces that come unannounced and in
-// pieces by rendezvous; a rank that is killed or stopped in the middle of a pass is named by the
-// others, and nothing is written into their memory afterwards.
+// The chain over UCX between processes: every byte arrives, in pieces that come unannounced, as
+// over TCP, and in pieces by rendezvous, as by RDMA; a rank that is killed or stopped in the middle
+// of a pass is named by the others, and nothing is written into their memory afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -8,7 +8,10 @@
 #include <algorithm>
 
 #include "base/strings.h"
+#include "collective/testing/must.h"
 #include "collective/testing/spread_processes.h"
+#include "transport/read_plan.h"
+#include "transport/ucx/ucx_transport.h"
 
 namespace ckpt {
 namespace {
@@ -27,10 +30,17 @@ constexpr double kPatience = 60;
 /// Of one that a fault holds up: enough for sanitizers on a busy machine to come to the fault.
 constexpr double kFaultSeconds = 8;
 
-SpreadBackend over_ucx() {
-  const auto backends = testing::spread_backends();
-  return *std::find_if(backends.begin(), backends.end(),
-                       [](const SpreadBackend& backend) { return backend.name == "chain_ucx"; });
+SpreadBackend over_ucx(bool by_rendezvous) {
+  SpreadBackend backend = testing::spread_backend("chain_ucx");
+  if (by_rendezvous) {
+    backend.make_transport = [](testing::FakeNetwork&, int rank) -> std::shared_ptr<Transport> {
+      UcxOptions options;
+      options.label = concat("rank ", rank);
+      options.read_grain = kReadGrain;
+      return testing::must(make_ucx_transport(options));
+    };
+  }
+  return backend;
 }
 
 /// Four hosts of one rank, each with tensors of a MiB and more, through rings of four.
@@ -66,8 +76,17 @@ int middle_of_a_chain(const Topology& job) {
   return 0;
 }
 
-/// Unannounced where it is at most 256 KiB, else by rendezvous.
-class ChainProcesses : public ::testing::TestWithParam<std::uint64_t> {
+struct Way {
+  std::uint64_t chunk_bytes;
+  /// Of what is larger than kEagerBytes; else it comes in more pieces.
+  bool by_rendezvous;
+
+  friend void PrintTo(const Way& way, std::ostream* out) {
+    *out << way.chunk_bytes << (way.by_rendezvous ? "_by_rendezvous" : "");
+  }
+};
+
+class ChainProcesses : public ::testing::TestWithParam<Way> {
  protected:
   void expect_delivered() {
     for (const auto& [rank, outcome] : processes_.run(kPatience)) {
@@ -94,11 +113,13 @@ class ChainProcesses : public ::testing::TestWithParam<std::uint64_t> {
     EXPECT_GT(named, 0);
   }
 
-  const Topology job_ = job_of(GetParam());
+  const Topology job_ = job_of(GetParam().chunk_bytes);
   const int victim_ = middle_of_a_chain(job_);
-  SpreadProcesses processes_{over_ucx(), job_};
+  SpreadProcesses processes_{over_ucx(GetParam().by_rendezvous), job_};
 };
-INSTANTIATE_TEST_SUITE_P(, ChainProcesses, ::testing::Values(100 << 10, 512 << 10),
+INSTANTIATE_TEST_SUITE_P(, ChainProcesses,
+                         ::testing::Values(Way{100 << 10, false}, Way{512 << 10, false},
+                                           Way{512 << 10, true}),
                          ::testing::PrintToStringParamName());
 
 TEST_P(ChainProcesses, DeliverPassAfterPass) {

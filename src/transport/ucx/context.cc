@@ -156,7 +156,7 @@ Result<std::shared_ptr<Context>> Context::create(const UcxOptions& options) {
   }
   std::shared_ptr<Context> made(new Context(context));
   const bool tcp = only_tcp(options);
-  made->read_grain_ = tcp ? kEagerBytes : kReadGrain;
+  made->read_grain_ = options.read_grain > 0 ? options.read_grain : tcp ? kEagerBytes : kReadGrain;
   CKPT_RETURN_IF_ERROR(made->find_memory_kinds(tcp));
   return made;
 }

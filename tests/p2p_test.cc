@@ -7,6 +7,7 @@
 namespace ckpt::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class FromAnotherJobOverCollective : public ::testing::TestWithParam<const char*> {};
@@ -107,6 +108,8 @@ TEST(FromSeveralJobs, ThatHoldSomethingElseAreRefused) {
   Job fresh({.ranks = 1});
   for (const Status& status : load_metas(fresh, metas_of_both(one, other))) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.to_string();
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("of the loaded metas; file 1"),
+                                        HasSubstr("of the loaded metas; file 2")));
   }
 }
 

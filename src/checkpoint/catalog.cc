@@ -1,5 +1,6 @@
 #include "checkpoint/catalog.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/strings.h"
@@ -12,15 +13,28 @@ namespace {
 /// The algorithm of metas that have no digests, and are loaded without a check.
 constexpr std::uint32_t kNoDigests = 0;
 
-// The rank's own data fits its layout and says where every byte lies.
-Status check_rank(const Metas& metas, std::size_t rank) {
-  const auto& [layout, instance] = metas.ranks[rank];
+std::string label_of(const RankLabel& label, int rank) {
+  return label ? label(rank) : concat("rank ", rank);
+}
+
+/// The first rank that has digests at all.
+int first_holder(const Metas& metas) {
+  const auto holder = std::ranges::find_if(metas.ranks, [](const RankMetas& rank) {
+    return rank.layout != nullptr && !rank.layout->tensors.empty();
+  });
+  return holder == metas.ranks.end() ? 0 : static_cast<int>(holder - metas.ranks.begin());
+}
+
+// The rank's own data fits its layout and says where every byte lies. `other` has the algorithm
+// that all must have.
+Status check_rank(const Metas& metas, int rank, int other, const RankLabel& label) {
+  const auto& [layout, instance] = metas.ranks[static_cast<std::size_t>(rank)];
   const auto refuse = [&](const auto&... reason) {
-    return invalid_argument(concat("metas of checkpoint ", quoted(metas.checkpoint_name), ": rank ",
-                                   rank, " ", reason...));
+    return invalid_argument(concat("metas of checkpoint ", quoted(metas.checkpoint_name), ": ",
+                                   label_of(label, rank), " ", reason...));
   };
   if (layout == nullptr) return refuse("has no layout");
-  if (instance.rank != static_cast<int>(rank)) return refuse("has data of rank ", instance.rank);
+  if (instance.rank != rank) return refuse("has data of rank ", instance.rank);
   if (instance.layout_hash != layout->hash) {
     return refuse("has data for layout ", instance.layout_hash.to_string(), " beside layout ",
                   layout->hash.to_string(), ": gather again");
@@ -40,9 +54,11 @@ Status check_rank(const Metas& metas, std::size_t rank) {
                   ", this program by algorithm ", kDigestAlgorithm,
                   ": run the same version on both sides");
   }
-  if (instance.digest_algorithm != metas.ranks[0].instance.digest_algorithm) {
-    return refuse("computes digests by algorithm ", instance.digest_algorithm, ", rank 0 by ",
-                  metas.ranks[0].instance.digest_algorithm, ": run the same version on all ranks");
+  const std::uint32_t wanted =
+      metas.ranks[static_cast<std::size_t>(other)].instance.digest_algorithm;
+  if (instance.digest_algorithm != wanted) {
+    return refuse("computes digests by algorithm ", instance.digest_algorithm, ", ",
+                  label_of(label, other), " by ", wanted, ": run the same version on all ranks");
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (instance.offsets[i] + layout->tensors[i].bytes < instance.offsets[i]) {
@@ -65,41 +81,43 @@ std::string describe(const TensorInfo& tensor) {
 std::string hex(std::uint64_t digest) { return LayoutHash{0, digest}.to_string().substr(16); }
 
 Status check_replica(const CatalogTensor& first, int first_rank, const TensorInfo& other,
-                     std::uint64_t other_digest, int other_rank) {
+                     std::uint64_t other_digest, int other_rank, const RankLabel& label) {
   if (first_rank == other_rank) {
-    return invalid_argument(
-        concat("rank ", other_rank, " has tensor ", quoted(other.name), " twice in its layout"));
+    return invalid_argument(concat(label_of(label, other_rank), " has tensor ", quoted(other.name),
+                                   " twice in its layout"));
   }
   if (first.info->dtype != other.dtype || first.info->shape != other.shape) {
     return invalid_argument(concat("tensor ", quoted(other.name), " is ", describe(*first.info),
-                                   " on rank ", first_rank, " and ", describe(other), " on rank ",
-                                   other_rank, ": equal names must be equal tensors"));
+                                   " on ", label_of(label, first_rank), " and ", describe(other),
+                                   " on ", label_of(label, other_rank),
+                                   ": equal names must be equal tensors"));
   }
   if (first.digest != other_digest) {
-    return data_loss(concat("tensor ", quoted(other.name), " has other bytes on rank ", first_rank,
-                            " (digest ", hex(first.digest), ") than on rank ", other_rank,
-                            " (digest ", hex(other_digest),
-                            "): register the same version on both, or on one of them only"));
+    return data_loss(concat(
+        "tensor ", quoted(other.name), " has other bytes on ", label_of(label, first_rank),
+        " (digest ", hex(first.digest), ") than on ", label_of(label, other_rank), " (digest ",
+        hex(other_digest), "): register the same version on both, or on one of them only"));
   }
   return Status::ok();
 }
 
 }  // namespace
 
-Result<Catalog> Catalog::build(std::shared_ptr<const Metas> metas) {
+Result<Catalog> Catalog::build(std::shared_ptr<const Metas> metas, const RankLabel& label) {
   Catalog catalog;
   std::size_t held = 0;
-  for (std::size_t rank = 0; rank < metas->ranks.size(); ++rank) {
-    CKPT_RETURN_IF_ERROR(check_rank(*metas, rank));
-    held += metas->ranks[rank].layout->tensors.size();
+  const int first = first_holder(*metas);
+  for (int rank = 0; rank < static_cast<int>(metas->ranks.size()); ++rank) {
+    CKPT_RETURN_IF_ERROR(check_rank(*metas, rank, first, label));
+    held += metas->ranks[static_cast<std::size_t>(rank)].layout->tensors.size();
   }
   catalog.metas_ = std::move(metas);
-  CKPT_RETURN_IF_ERROR(catalog.join_names(held));
+  CKPT_RETURN_IF_ERROR(catalog.join_names(held, label));
   catalog.list_replicas(held);
   return catalog;
 }
 
-Status Catalog::join_names(std::size_t held) {
+Status Catalog::join_names(std::size_t held, const RankLabel& label) {
   NameIndex names(held);
   std::vector<int> last_rank;  // by tensor: the highest rank that holds it so far
   tensors_.reserve(held);
@@ -121,8 +139,8 @@ Status Catalog::join_names(std::size_t held) {
         }
         continue;
       }
-      CKPT_RETURN_IF_ERROR(
-          check_replica(tensors_[number], last_rank[number], info, instance.digests[i], rank));
+      CKPT_RETURN_IF_ERROR(check_replica(tensors_[number], last_rank[number], info,
+                                         instance.digests[i], rank, label));
       last_rank[number] = rank;
       ++tensors_[number].replica_count;
     }

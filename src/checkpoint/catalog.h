@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "checkpoint/metas.h"
@@ -27,14 +29,17 @@ struct CatalogTensor {
   std::uint32_t replica_count;  ///< at least 1
 };
 
+/// What errors call a rank; empty: "rank 3".
+using RankLabel = std::function<std::string(int rank)>;
+
 /// Immutable; safe to share between threads.
 class Catalog {
  public:
   /// One name on several ranks with equal dtype, shape and digest makes replicas; anything else is
-  /// refused with both ranks' numbers (kDataLoss for digests, kInvalidArgument for dtype and
+  /// refused with both ranks' labels (kDataLoss for digests, kInvalidArgument for dtype and
   /// shape). kInvalidArgument also for metas that contradict themselves: instance data of another
   /// layout or rank, digest algorithms that differ. Time is linear in the tensors.
-  static Result<Catalog> build(std::shared_ptr<const Metas> metas);
+  static Result<Catalog> build(std::shared_ptr<const Metas> metas, const RankLabel& label = {});
 
   /// In order of first appearance: rank 0's layout, then what rank 1 adds, and so on. Equal on
   /// every rank.
@@ -52,7 +57,7 @@ class Catalog {
 
  private:
   // `held` counts the tensors of all ranks, replicas included.
-  Status join_names(std::size_t held);
+  Status join_names(std::size_t held, const RankLabel& label);
   void list_replicas(std::size_t held);
 
   std::shared_ptr<const Metas> metas_;

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/strings.h"
+#include "checkpoint/digest.h"
 #include "parameter_server/field_pool_metas.h"
 #include "parameter_server/foreign_places.h"
 #include "transport/lease.h"
@@ -24,6 +25,15 @@ const InstanceData& instance_of(const Catalog& catalog, int rank) {
   return catalog.metas().ranks[static_cast<std::size_t>(rank)].instance;
 }
 
+/// By which its digests were made; of owners of nothing, what they say.
+std::uint32_t algorithm_of(const Metas& metas) {
+  const auto holder = std::ranges::find_if(metas.ranks, [](const RankMetas& rank) {
+    return rank.layout != nullptr && !rank.layout->tensors.empty();
+  });
+  if (holder != metas.ranks.end()) return holder->instance.digest_algorithm;
+  return metas.ranks.empty() ? kDigestAlgorithm : metas.ranks[0].instance.digest_algorithm;
+}
+
 void empty_rank(RankMetas& rank, const std::shared_ptr<const Layout>& nothing) {
   rank.layout = nothing;
   InstanceData& data = rank.instance;
@@ -34,8 +44,9 @@ void empty_rank(RankMetas& rank, const std::shared_ptr<const Layout>& nothing) {
   data.pool_regions.clear();
 }
 
-Result<std::shared_ptr<const Catalog>> build(std::shared_ptr<const Metas> metas) {
-  CKPT_ASSIGN_OR_RETURN(Catalog catalog, Catalog::build(std::move(metas)));
+Result<std::shared_ptr<const Catalog>> build(std::shared_ptr<const Metas> metas,
+                                             const RankLabel& label = {}) {
+  CKPT_ASSIGN_OR_RETURN(Catalog catalog, Catalog::build(std::move(metas), label));
   return std::make_shared<const Catalog>(std::move(catalog));
 }
 
@@ -46,13 +57,12 @@ Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& me
   auto shifted = std::make_shared<Metas>();
   shifted->checkpoint_name = metas.checkpoint_name;
   const std::shared_ptr<const Layout> nothing = empty_layout();
+  const std::uint32_t algorithm = algorithm_of(metas);
   for (int rank = 0; rank < world_size; ++rank) {
     RankMetas& own = shifted->ranks.emplace_back();
     empty_rank(own, nothing);
     own.instance.rank = rank;
-    if (!metas.ranks.empty()) {
-      own.instance.digest_algorithm = metas.ranks[0].instance.digest_algorithm;
-    }
+    own.instance.digest_algorithm = algorithm;
   }
   for (const RankMetas& owner : metas.ranks) {
     shifted->ranks.push_back(owner);
@@ -60,10 +70,13 @@ Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& me
   }
   shifted->first_ranks = metas.first_ranks;
   for (int& rank : shifted->first_ranks) rank += world_size;
-  CKPT_ASSIGN_OR_RETURN(auto catalog, build(std::move(shifted)));
+  const RankLabel label = [&joined = *shifted, world_size](int rank) {
+    return foreign_label(joined, rank, world_size);
+  };
+  CKPT_ASSIGN_OR_RETURN(auto catalog, build(shifted, label));
   for (int rank = world_size; rank < catalog->world_size(); ++rank) {
     CKPT_RETURN_IF_ERROR(check_places(catalog->metas().ranks[static_cast<std::size_t>(rank)],
-                                      transport_kind, foreign_label(*catalog, rank, world_size)));
+                                      transport_kind, label(rank)));
   }
   return catalog;
 }
@@ -74,9 +87,9 @@ Status no_transport(int rank) {
                             "start"));
 }
 
-std::string foreign_label(const Catalog& catalog, int rank, int world_size) {
-  const std::string& address = instance_of(catalog, rank).network.address;
-  const std::vector<int>& parts = catalog.metas().first_ranks;
+std::string foreign_label(const Metas& metas, int rank, int world_size) {
+  const std::string& address = metas.ranks[static_cast<std::size_t>(rank)].instance.network.address;
+  const std::vector<int>& parts = metas.first_ranks;
   const auto part = std::ranges::upper_bound(parts, rank);
   const int first = part == parts.begin() ? world_size : *(part - 1);
   const std::string which =
@@ -96,7 +109,7 @@ std::vector<LostOwner> ask_owners(Transport& transport, const Catalog& catalog,
     if (catalog.tensors_of(rank).empty()) continue;
     const InstanceData& owner = instance_of(catalog, rank);
     ConnectOptions options;
-    options.label = foreign_label(catalog, rank, world_size);
+    options.label = foreign_label(catalog.metas(), rank, world_size);
     if (owner.transport_descriptor.empty() || owner.door_region == 0) {
       lost.push_back({rank, unavailable(concat(options.label,
                                                " offers no way to read its memory; "

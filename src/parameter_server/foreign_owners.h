@@ -17,8 +17,9 @@
 
 namespace ckpt {
 
-/// Rank r of `metas` becomes rank world_size + r. kInvalidArgument as Catalog::build and
-/// check_places (foreign_places.h), for owners that are to be read by `transport_kind`.
+/// Rank r of `metas` becomes rank world_size + r. Errors as of Catalog::build and
+/// check_places (foreign_places.h), for owners that are to be read by `transport_kind`; they call
+/// the owners by foreign_label.
 Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& metas, int world_size,
                                                                  std::string_view transport_kind);
 
@@ -26,8 +27,8 @@ Result<std::shared_ptr<const Catalog>> catalog_of_foreign_owners(const Metas& me
 Status no_transport(int rank);
 
 /// "rank 1 (10.0.0.7) of the loaded metas", or "... of the loaded metas; file 2" where several
-/// were joined: `rank` counts in the catalog.
-std::string foreign_label(const Catalog& catalog, int rank, int world_size);
+/// were joined. `metas` are those of the catalog, in which `rank` counts.
+std::string foreign_label(const Metas& metas, int rank, int world_size);
 
 /// Asks those owners all at once whether they live and still hold what the metas say; those that
 /// hold nothing are not asked. Returns who must not be read. A dead or restarted owner says so at

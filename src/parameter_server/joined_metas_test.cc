@@ -14,6 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Ranks with a tensor each, in the memory of the transports that are named.
 Metas job(std::vector<std::string> instances, std::uint64_t epoch = 1, std::uint64_t digest = 9) {
@@ -48,8 +49,10 @@ TEST(JoinedMetas, JobsStandInForEachOther) {
   ASSERT_EQ((*catalog)->tensors().size(), 3u);
   EXPECT_EQ((*catalog)->tensors()[0].replica_count, 2u);
   EXPECT_EQ((*catalog)->tensors()[2].replica_count, 1u);
-  EXPECT_EQ(foreign_label(**catalog, 4, 3), "rank 1 (10.0.0.2) of the loaded metas; file 1");
-  EXPECT_EQ(foreign_label(**catalog, 5, 3), "rank 0 (10.0.0.3) of the loaded metas; file 2");
+  EXPECT_EQ(foreign_label((*catalog)->metas(), 4, 3),
+            "rank 1 (10.0.0.2) of the loaded metas; file 1");
+  EXPECT_EQ(foreign_label((*catalog)->metas(), 5, 3),
+            "rank 0 (10.0.0.3) of the loaded metas; file 2");
 }
 
 TEST(JoinedMetas, OneJobAloneIsAsItWas) {
@@ -57,7 +60,7 @@ TEST(JoinedMetas, OneJobAloneIsAsItWas) {
   ASSERT_TRUE(joined.is_ok());
   const auto catalog = catalog_of_foreign_owners(*joined, 1, "ucx");
   ASSERT_TRUE(catalog.is_ok());
-  EXPECT_EQ(foreign_label(**catalog, 2, 1), "rank 1 (10.0.0.2) of the loaded metas");
+  EXPECT_EQ(foreign_label((*catalog)->metas(), 2, 1), "rank 1 (10.0.0.2) of the loaded metas");
 }
 
 TEST(JoinedMetas, TheSameOwnerIsTakenOnceAsItIsNow) {
@@ -87,7 +90,63 @@ TEST(JoinedMetas, JobsThatHoldSomethingElseAreRefused) {
   EXPECT_FALSE(join_metas({}).is_ok());
   const auto unequal = join_metas({job({"1"}, 1, 9), job({"2"}, 1, 10)});
   ASSERT_TRUE(unequal.is_ok());
-  EXPECT_EQ(catalog_of_foreign_owners(*unequal, 1, "ucx").status().code(), StatusCode::kDataLoss);
+  const Status status = catalog_of_foreign_owners(*unequal, 8, "ucx").status();
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss);
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("on rank 0 (10.0.0.1) of the loaded metas; file 1 (digest"),
+                    HasSubstr("on rank 0 (10.0.0.2) of the loaded metas; file 2 (digest")));
+}
+
+// Whatever is wrong with them, the job that loads them knows these ranks by their files only.
+TEST(JoinedMetas, OwnersAreCalledAsTheirFilesCallThem) {
+  const auto refusal = [](const auto& damage) {
+    auto joined = join_metas({job({"1"}), job({"2", "3"})});
+    EXPECT_TRUE(joined.is_ok());
+    damage(joined->ranks[2]);
+    const Status status = catalog_of_foreign_owners(*joined, 8, "ucx").status();
+    EXPECT_THAT(status.message(), HasSubstr("rank 1 (10.0.0.3) of the loaded metas; file 2"));
+    EXPECT_THAT(status.message(), Not(HasSubstr("rank 10")));
+    return status.message();
+  };
+  const auto with_layout = [](RankMetas& rank, std::vector<TensorInfo> tensors) {
+    rank.layout = std::make_shared<const Layout>(Layout::make(std::move(tensors)));
+    rank.instance.layout_hash = rank.layout->hash;
+    rank.instance.offsets.resize(rank.layout->tensors.size());
+    rank.instance.digests.resize(rank.layout->tensors.size());
+  };
+  EXPECT_THAT(refusal([](RankMetas& rank) { rank.instance.digest_algorithm = 77; }),
+              HasSubstr("computes digests by algorithm 77"));
+  EXPECT_THAT(refusal([](RankMetas& rank) { rank.instance.digest_algorithm = 0; }),
+              HasSubstr("algorithm 0, rank 0 (10.0.0.1) of the loaded metas; file 1 by 1"));
+  EXPECT_THAT(refusal([](RankMetas& rank) { rank.instance.offsets = {1ull << 40}; }),
+              HasSubstr("\"t1\""));
+  EXPECT_THAT(refusal([](RankMetas& rank) { rank.instance.offsets = {}; }),
+              HasSubstr("1 tensors, 0 offsets"));
+  EXPECT_THAT(refusal([](RankMetas& rank) { rank.instance.layout_hash = {}; }),
+              HasSubstr("gather again"));
+  EXPECT_THAT(refusal([&](RankMetas& rank) {
+                with_layout(rank, {*make_tensor_info("t0", DType::kU8, {32})});
+              }),
+              HasSubstr("equal names must be equal tensors"));
+  EXPECT_THAT(refusal([&](RankMetas& rank) {
+                const auto twice = *make_tensor_info("t9", DType::kU8, {8});
+                with_layout(rank, {twice, twice});
+              }),
+              HasSubstr("twice in its layout"));
+}
+
+TEST(JoinedMetas, OwnersOfNothingAreLoadedWhateverTheirAlgorithm) {
+  for (const std::uint32_t algorithm : {0u, 1u, 77u}) {
+    Metas metas = job({"1"});
+    RankMetas& rank = metas.ranks[0];
+    rank.layout = std::make_shared<const Layout>(Layout::make({}));
+    rank.instance.layout_hash = rank.layout->hash;
+    rank.instance.offsets.clear();
+    rank.instance.digests.clear();
+    rank.instance.digest_algorithm = algorithm;
+    const auto catalog = catalog_of_foreign_owners(metas, 2, "ucx");
+    EXPECT_TRUE(catalog.is_ok()) << catalog.status().to_string();
+  }
 }
 
 TEST(JoinedMetas, AsAListOfJson) {

@@ -49,8 +49,8 @@ Status PeerMemories::connect_pool(const PassSetup& setup, int rank, bool takes_p
                                   std::vector<Door>& doors) {
   const InstanceData& owner = setup.catalog->metas().ranks[static_cast<std::size_t>(rank)].instance;
   const bool foreign = rank >= setup.world_size;
-  const std::string label =
-      foreign ? foreign_label(*setup.catalog, rank, setup.world_size) : concat("rank ", rank);
+  const std::string label = foreign ? foreign_label(setup.catalog->metas(), rank, setup.world_size)
+                                    : concat("rank ", rank);
   RemoteMemory& memory = pools_[rank];
   CKPT_ASSIGN_OR_RETURN(memory.peer, connect_to(setup, label, owner.transport_descriptor));
   for (const PoolRegion& region : owner.pool_regions) {

@@ -61,7 +61,8 @@ struct NetworkPlace {
 /// pieces.
 struct InstanceData {
   int rank = 0;
-  /// Of the owner's registration; a descriptor of another epoch is refused.
+  /// Of the owner's registration, which its door shows (transport/lease.h): metas of an earlier one
+  /// are refused by it.
   std::uint64_t epoch = 0;
   std::string host_id;
   LayoutHash layout_hash;

@@ -90,7 +90,7 @@ class EngineTransport final : public Transport {
  public:
   EngineTransport(std::shared_ptr<TransferEngine> engine, std::string label)
       : link_(std::make_shared<Link>(Link{std::move(engine), label, "", nullptr})),
-        transport_(make_callback_transport({label, 0}, callbacks(link_))) {
+        transport_(make_callback_transport(label, callbacks(link_))) {
     link_->instance = transport_->instance();
     // Of raw pointers: the permits belong to the link.
     link_->permits = std::make_unique<ReadPermits>(
@@ -123,7 +123,6 @@ class EngineTransport final : public Transport {
     return transport_->register_destination(device, data, bytes);
   }
   Result<std::vector<std::byte>> descriptor() override { return transport_->descriptor(); }
-  void set_epoch(std::uint64_t epoch) override { transport_->set_epoch(epoch); }
   Result<std::unique_ptr<Peer>> connect(std::span<const std::byte> descriptor,
                                         ConnectOptions options, Deadline deadline) override {
     return transport_->connect(descriptor, std::move(options), deadline);

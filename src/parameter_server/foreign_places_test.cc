@@ -28,7 +28,6 @@ RankMetas owner() {
   data.door_region = 7;
   data.transport_descriptor = encode_descriptor({"ucx",
                                                  "0123456789abcdef",
-                                                 1,
                                                  "rank 1",
                                                  std::vector<std::byte>(80, std::byte{3}),
                                                  {{1, 512}, {2, 1024}, {5, 96}, {6, 9}, {7, 16}}});

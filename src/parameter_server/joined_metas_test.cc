@@ -34,7 +34,7 @@ Metas job(std::vector<std::string> instances, std::uint64_t epoch = 1, std::uint
     rank.instance.network.address = concat("10.0.0.", instance);
     rank.instance.pool_regions = {{0, 64, 1}};
     rank.instance.transport_descriptor =
-        encode_descriptor({"ucx", std::move(instance), 0, "", {}, {{1, 64}}});
+        encode_descriptor({"ucx", std::move(instance), "", {}, {{1, 64}}});
   }
   return metas;
 }

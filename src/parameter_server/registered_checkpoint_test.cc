@@ -33,7 +33,7 @@ class FullDevice {
     callbacks.read = [](const TransportCallbacks::Remote&,
                         std::span<const TransportCallbacks::Piece>, Deadline,
                         AbortSignal&) -> Status { return unsupported("nobody reads here"); };
-    transport = make_callback_transport({.label = "rank 0"}, std::move(callbacks));
+    transport = make_callback_transport("rank 0", std::move(callbacks));
   }
 
   std::set<std::uint64_t> registered;

@@ -34,7 +34,6 @@ class ReplicaReads final : public Transport {
     return transport_.register_memory(data, bytes);
   }
   Result<std::vector<std::byte>> descriptor() override { return transport_.descriptor(); }
-  void set_epoch(std::uint64_t epoch) override { transport_.set_epoch(epoch); }
   Result<std::unique_ptr<Peer>> connect(std::span<const std::byte> descriptor,
                                         ConnectOptions options, Deadline deadline) override {
     return transport_.connect(descriptor, std::move(options), deadline);

@@ -44,8 +44,7 @@ std::vector<std::byte> encode_descriptor(const Descriptor& descriptor) {
   const auto* address = reinterpret_cast<const std::uint8_t*>(descriptor.address.data());
   const auto root = transport::wire::CreateDescriptor(
       builder, kDescriptorVersion, builder.CreateString(descriptor.kind),
-      builder.CreateString(descriptor.instance), descriptor.epoch,
-      builder.CreateString(descriptor.label),
+      builder.CreateString(descriptor.instance), builder.CreateString(descriptor.label),
       builder.CreateVector(address, descriptor.address.size()),
       builder.CreateVectorOfStructs(regions));
   transport::wire::FinishDescriptorBuffer(builder, root);
@@ -85,7 +84,6 @@ Result<Descriptor> decode_descriptor(std::span<const std::byte> bytes, std::stri
   Descriptor descriptor;
   descriptor.kind = wire->kind()->str();
   descriptor.instance = wire->instance()->str();
-  descriptor.epoch = wire->epoch();
   if (wire->label()) descriptor.label = wire->label()->str();
   if (wire->address()) {
     const auto* address = reinterpret_cast<const std::byte*>(wire->address()->data());

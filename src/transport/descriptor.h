@@ -25,7 +25,6 @@ struct Descriptor {
   };
   std::string kind;      ///< Transport::name
   std::string instance;  ///< Transport::instance
-  std::uint64_t epoch = 0;
   std::string label;
   std::vector<std::byte> address;  ///< of the transport's own form
   std::vector<Region> regions;     ///< in order of registration

@@ -1,12 +1,12 @@
-// Memory of one process read by another, without the owner's threads: the interface of all
-// transports. Its contract is transport_contract_test.cc, which every transport passes.
+// Memory of one process read by another, while the owner's application does what it likes: the
+// interface of all transports. Its contract is transport_contract_test.cc, which every transport
+// passes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,8 +72,6 @@ class Peer {
   virtual const std::string& label() const = 0;
   /// Random name of the owner's transport: a restarted owner has another one.
   virtual const std::string& instance() const = 0;
-  /// Of the descriptor.
-  virtual std::uint64_t epoch() const = 0;
   /// What the owner had registered when it made the descriptor, in order of registration.
   virtual std::span<const RemoteRegion> regions() const = 0;
   /// ok, or why the peer is lost (kPeerLost with its label). A lost peer stays lost: connect anew.
@@ -120,8 +118,6 @@ struct TransportStatistics {
 struct ConnectOptions {
   /// For messages; empty: the label that the owner gave itself.
   std::string label;
-  /// Refuses descriptors of any other epoch.
-  std::optional<std::uint64_t> expected_epoch;
   /// Called once, on the transport's thread, when the peer is lost (not by close). Must not block.
   std::function<void(const Status&)> on_lost;
 };
@@ -160,22 +156,19 @@ class Transport {
   virtual Result<std::unique_ptr<Destination>> register_destination(Device& device, std::byte* data,
                                                                     std::uint64_t bytes);
   /// What another process needs to read the regions registered now: opaque bytes, with this
-  /// transport's address, instance, epoch and region list.
+  /// transport's address, instance and region list.
   virtual Result<std::vector<std::byte>> descriptor() = 0;
-  /// Requests made with descriptors of another epoch are refused from now on. The first epoch is 0.
-  virtual void set_epoch(std::uint64_t epoch) = 0;
 
   /// Checks a descriptor and makes a peer of it; says nothing of whether the owner lives.
-  /// kProtocol: not a descriptor of this transport's kind and version; kFailedPrecondition: another
-  /// epoch.
+  /// kProtocol: not a descriptor of this transport's kind and version.
   virtual Result<std::unique_ptr<Peer>> connect(std::span<const std::byte> descriptor,
                                                 ConnectOptions options, Deadline deadline) = 0;
 
   /// Starts to read; never blocks on the peer. An error of the arguments (kInvalidArgument: a byte
   /// too much, an unknown region) is the outcome at once. Other outcomes: kPeerLost,
-  /// kDeadlineExceeded, kAborted (closed), kFailedPrecondition (the owner was restarted or has
-  /// another epoch), kNotFound (the owner has deregistered the region). Bytes that arrive are those
-  /// that the region held at some moment of the read. Reads of one peer progress in the order of
+  /// kDeadlineExceeded, kAborted (closed), kFailedPrecondition (the owner was restarted),
+  /// kNotFound (the owner has deregistered the region). Bytes that arrive are those that the region
+  /// held at some moment of the read. Reads of one peer progress in the order of
   /// their calls. Ranges must not overlap; 0 bytes succeed at once.
   virtual std::unique_ptr<Read> read(Peer& peer, std::span<const ReadRange> ranges,
                                      Deadline deadline, ReadCallback callback = {}) = 0;

@@ -221,25 +221,6 @@ TEST_P(TransportContract, RefusesDamagedDescriptors) {
   EXPECT_THAT(status.message(), HasSubstr("pigeon"));
 }
 
-TEST_P(TransportContract, RefusesAnotherEpoch) {
-  const auto owner = make_owner();
-  owner->add_region(100 * 1024, 1);
-  owner->set_epoch(4);
-  const auto descriptor = owner->descriptor();
-  EXPECT_EQ(reader_->connect(descriptor, {.expected_epoch = 5}, soon()).status().code(),
-            StatusCode::kFailedPrecondition);
-  const auto peer = connect(descriptor, {.expected_epoch = 4});
-  EXPECT_EQ(peer->epoch(), 4u);
-  std::vector<std::byte> destination(100 * 1024);
-  EXPECT_TRUE(read_whole(*peer, 1, destination).is_ok());
-  owner->set_epoch(5);
-  const Status status = read_whole(*peer, 1, destination);
-  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status.to_string();
-  EXPECT_THAT(status.message(), HasSubstr("epoch"));
-  const auto fresh = connect(*owner);
-  EXPECT_TRUE(read_whole(*fresh, 1, destination).is_ok());
-}
-
 TEST_P(TransportContract, RefusesTheDescriptorOfAnotherInstance) {
   const auto owner = make_owner();
   owner->add_region(100 * 1024, 1);

@@ -62,7 +62,7 @@ PeerQueue::PeerQueue(std::shared_ptr<Engine> engine, Descriptor descriptor,
       descriptor_(std::move(descriptor)),
       remote_{std::string(reinterpret_cast<const char*>(descriptor_.address.data()),
                           descriptor_.address.size()),
-              descriptor_.label, descriptor_.instance, descriptor_.epoch},
+              descriptor_.label, descriptor_.instance},
       on_lost_(std::move(on_lost)) {
   for (const Descriptor::Region& region : descriptor_.regions) {
     regions_.push_back({region.id, region.bytes});

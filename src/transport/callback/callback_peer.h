@@ -28,7 +28,6 @@ struct Engine {
   TransportCallbacks callbacks;
   std::string instance;
   std::string label;
-  std::atomic<std::uint64_t> epoch{0};
   std::atomic<std::uint64_t> next_region{1};
   std::atomic<bool> closed{false};
   TransportCounters counters;

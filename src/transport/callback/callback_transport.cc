@@ -70,7 +70,6 @@ class CallbackPeer final : public Peer {
   }
   const std::string& label() const override { return queue_->remote().label; }
   const std::string& instance() const override { return queue_->remote().instance; }
-  std::uint64_t epoch() const override { return queue_->remote().epoch; }
   std::span<const RemoteRegion> regions() const override { return queue_->regions(); }
   Status status() const override { return queue_->status(); }
   void close() override { queue_->close(); }
@@ -139,14 +138,9 @@ class CallbackTransportImpl final : public CallbackTransport {
     if (engine_->closed.load()) return closed_error();
     const std::string& address = engine_->callbacks.address;
     const auto* bytes = reinterpret_cast<const std::byte*>(address.data());
-    return encode_descriptor({std::string(name()), engine_->instance, engine_->epoch.load(),
-                              engine_->label, std::vector<std::byte>(bytes, bytes + address.size()),
+    return encode_descriptor({std::string(name()), engine_->instance, engine_->label,
+                              std::vector<std::byte>(bytes, bytes + address.size()),
                               engine_->regions()});
-  }
-
-  void set_epoch(std::uint64_t epoch) override {
-    engine_->epoch.store(epoch);
-    if (engine_->callbacks.set_epoch) engine_->callbacks.set_epoch(epoch);
   }
 
   Result<std::unique_ptr<Peer>> connect(std::span<const std::byte> bytes, ConnectOptions options,
@@ -154,11 +148,6 @@ class CallbackTransportImpl final : public CallbackTransport {
     if (engine_->closed.load()) return closed_error();
     CKPT_ASSIGN_OR_RETURN(Descriptor descriptor, decode_descriptor(bytes, name()));
     if (!options.label.empty()) descriptor.label = options.label;
-    if (options.expected_epoch && *options.expected_epoch != descriptor.epoch) {
-      return failed_precondition(concat("the metas of ", descriptor.label, " are of epoch ",
-                                        descriptor.epoch, ", wanted ", *options.expected_epoch,
-                                        ": gather or load them anew"));
-    }
     auto queue = PeerQueue::start(engine_, std::move(descriptor), std::move(options.on_lost));
     engine_->add_peer(queue);
     return std::unique_ptr<Peer>(std::make_unique<CallbackPeer>(std::move(queue)));
@@ -219,14 +208,12 @@ class CallbackTransportImpl final : public CallbackTransport {
 
 }  // namespace
 
-std::unique_ptr<CallbackTransport> make_callback_transport(CallbackOptions options,
+std::unique_ptr<CallbackTransport> make_callback_transport(std::string label,
                                                            TransportCallbacks callbacks) {
   auto engine = std::make_shared<Engine>();
   engine->callbacks = std::move(callbacks);
   engine->instance = random_id();
-  engine->label = std::move(options.label);
-  engine->epoch.store(options.epoch);
-  if (engine->callbacks.set_epoch) engine->callbacks.set_epoch(options.epoch);
+  engine->label = std::move(label);
   return std::make_unique<CallbackTransportImpl>(std::move(engine));
 }
 

@@ -20,7 +20,6 @@ struct TransportCallbacks {
     std::string address;
     std::string label;
     std::string instance;
-    std::uint64_t epoch = 0;
   };
   /// Contiguous memory of the owner and where it goes.
   struct Piece {
@@ -35,9 +34,6 @@ struct TransportCallbacks {
   std::function<Status(std::uint64_t region, void* data, std::uint64_t bytes)> register_memory;
   /// Returns when nobody reads the memory any more.
   std::function<void(std::uint64_t region, void* data, Deadline deadline)> deregister_memory;
-  /// Requests made with descriptors of another epoch are to be refused. May be empty where the
-  /// engine cannot know.
-  std::function<void(std::uint64_t epoch)> set_epoch;
   /// Copies all pieces, which are not empty. Returns when no destination will be written any more,
   /// soon after `abort` is raised. kPeerLost ends the peer; see Transport::read for other codes.
   std::function<Status(const Remote& owner, std::span<const Piece> pieces, Deadline deadline,
@@ -59,16 +55,10 @@ class CallbackTransport : public Transport {
                               std::span<const std::byte> message) = 0;
 };
 
-/// How others shall know it.
-struct CallbackOptions {
-  std::string label;
-  std::uint64_t epoch = 0;
-};
-
-/// `callbacks` must stay callable until the transport, its peers and reads are gone; all but
-/// `signal`, `set_epoch` and those for destinations must be given. Each peer has a thread, on which
-/// its reads and signals run in the order of their calls.
-std::unique_ptr<CallbackTransport> make_callback_transport(CallbackOptions options,
+/// `label`: how others shall know it. `callbacks` must stay callable until the transport, its peers
+/// and reads are gone; all but `signal` and those for destinations must be given. Each peer has a
+/// thread, on which its reads and signals run in the order of their calls.
+std::unique_ptr<CallbackTransport> make_callback_transport(std::string label,
                                                            TransportCallbacks callbacks);
 
 }  // namespace ckpt

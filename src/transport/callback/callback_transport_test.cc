@@ -39,7 +39,7 @@ class LateEngine : public ::testing::Test {
       return Status();
     };
     callbacks.deregister_destination = [this](void* data) { destinations_.erase(data); };
-    transport_ = make_callback_transport({"itself", 0}, std::move(callbacks));
+    transport_ = make_callback_transport("itself", std::move(callbacks));
     region_ = transport_->register_memory(source_.data(), source_.size()).value();
     peer_ =
         transport_->connect(transport_->descriptor().value(), {.label = "rank 3"}, soon()).value();
@@ -92,7 +92,7 @@ TEST_F(LateEngine, DestinationsEndWithTheirObjectsAndFailuresRegisterNothing) {
 
 TEST(HostOnly, ReadsIntoHostMemoryOnlyUnlessItsFunctionsSayOtherwise) {
   TransportCallbacks callbacks;
-  const auto transport = make_callback_transport({"itself", 0}, std::move(callbacks));
+  const auto transport = make_callback_transport("itself", std::move(callbacks));
   const Status status = transport->can_read_into(DeviceKind::kCuda);
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   const auto device = make_host_device();

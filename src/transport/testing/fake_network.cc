@@ -7,8 +7,7 @@
 
 namespace ckpt::testing {
 
-std::shared_ptr<CallbackTransport> FakeNetwork::make_transport(std::string label,
-                                                               std::uint64_t epoch) {
+std::shared_ptr<CallbackTransport> FakeNetwork::make_transport(std::string label) {
   auto node = std::make_shared<Node>();
   TransportCallbacks functions = callbacks(node, label);
   {
@@ -17,7 +16,7 @@ std::shared_ptr<CallbackTransport> FakeNetwork::make_transport(std::string label
     nodes_.emplace(functions.address, node);
   }
   std::shared_ptr<CallbackTransport> transport =
-      make_callback_transport({std::move(label), epoch}, std::move(functions));
+      make_callback_transport(std::move(label), std::move(functions));
   const std::lock_guard lock(mutex_);
   node->instance = transport->instance();
   node->transport = transport;
@@ -41,10 +40,6 @@ TransportCallbacks FakeNetwork::callbacks(const std::shared_ptr<Node>& node,
       changed_.wait(lock, [&] { return node->regions[region].readers == 0; });
       node->regions.erase(region);
     }
-  };
-  out.set_epoch = [this, node](std::uint64_t epoch) {
-    const std::lock_guard lock(mutex_);
-    node->epoch = epoch;
   };
   out.read = [this](const Remote& remote, std::span<const Piece> pieces, Deadline deadline,
                     AbortSignal& abort) { return read(remote, pieces, deadline, abort); };
@@ -70,10 +65,6 @@ Status FakeNetwork::wait_until_willing(std::unique_lock<std::mutex>& lock, Node&
   }
   if (node.instance != remote.instance) {
     return failed_precondition(concat(remote.label, " was restarted since the metas were made"));
-  }
-  if (node.epoch != remote.epoch) {
-    return failed_precondition(concat("the epoch of ", remote.label, " is ", node.epoch,
-                                      ", the metas are of epoch ", remote.epoch));
   }
   return Status::ok();
 }

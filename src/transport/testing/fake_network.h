@@ -17,7 +17,7 @@ namespace ckpt::testing {
 /// Must outlive its transports. All methods from any thread.
 class FakeNetwork {
  public:
-  std::shared_ptr<CallbackTransport> make_transport(std::string label, std::uint64_t epoch = 0);
+  std::shared_ptr<CallbackTransport> make_transport(std::string label);
 
   // Damage, named by the transport it hits as an owner.
   /// Reads and signals fail with kPeerLost, those under way too.
@@ -42,7 +42,6 @@ class FakeNetwork {
   };
   struct Node {
     std::string instance;
-    std::uint64_t epoch = 0;
     std::weak_ptr<CallbackTransport> transport;
     std::map<std::uint64_t, Region> regions;
     bool dead = false, stopped = false, corrupt = false, stubborn = false;

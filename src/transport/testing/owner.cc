@@ -70,7 +70,6 @@ class LocalOwner final : public OwnerUnderTest {
     region.handle->close(Deadline::after_seconds(10));
     std::memset(region.memory.data(), 0xff, region.memory.size());
   }
-  void set_epoch(std::uint64_t epoch) override { transport_->set_epoch(epoch); }
   std::vector<std::byte> descriptor() override {
     auto bytes = transport_->descriptor();
     return bytes.is_ok() ? std::move(bytes).value() : std::vector<std::byte>();
@@ -152,7 +151,6 @@ class ProcessOwner final : public OwnerUnderTest {
     ask(concat("region ", bytes, " ", seed));
   }
   void close_region(std::uint64_t id) override { ask(concat("close ", id)); }
-  void set_epoch(std::uint64_t epoch) override { ask(concat("epoch ", epoch)); }
   std::vector<std::byte> descriptor() override { return from_hex(ask("descriptor")); }
   std::vector<std::string> signals(std::size_t count) override {
     const std::string answer = ask(concat("signals ", count));
@@ -275,7 +273,6 @@ int run_owner_process(std::shared_ptr<Transport> transport) {
     std::string answer;
     if (words[0] == "region") owner->add_region(number(1), number(2));
     if (words[0] == "close") owner->close_region(number(1));
-    if (words[0] == "epoch") owner->set_epoch(number(1));
     if (words[0] == "read") owner->read_for_ever(from_hex(words.at(1)), number(2));
     if (words[0] == "mismatches") answer = concat(owner->mismatches());
     if (words[0] == "descriptor") answer = to_hex(owner->descriptor());

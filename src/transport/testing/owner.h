@@ -27,7 +27,6 @@ class OwnerUnderTest {
   virtual void add_region(std::uint64_t bytes, std::uint64_t seed) = 0;
   /// Closes region `id`, then overwrites its memory with 0xff.
   virtual void close_region(std::uint64_t id) = 0;
-  virtual void set_epoch(std::uint64_t epoch) = 0;
   virtual std::vector<std::byte> descriptor() = 0;
   /// Signals so far, as "label:bytes:digest" lines in order of arrival, once `count` have come.
   virtual std::vector<std::string> signals(std::size_t count) = 0;

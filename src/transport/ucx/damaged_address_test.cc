@@ -146,8 +146,8 @@ class Stranger {
 TEST_F(DamagedAddress, OfAGreetingIsNotUsed) {
   Stranger stranger(descriptor_.address);
   const auto nonsense = bytes_of(79, 0xff);
-  Hello hello{kMessageVersion, random_id(), "stranger",           nonsense,
-              random_id(),     0,           seal_of(nonsense, "")};
+  Hello hello{kMessageVersion, random_id(), "stranger",
+              nonsense,        random_id(), seal_of(nonsense, "")};
   EXPECT_THAT(stranger.answer_to(1, hello), HasSubstr("restarted")) << "who does not know it";
   hello.owner_instance = descriptor_.instance;
   EXPECT_THAT(stranger.answer_to(2, hello), HasSubstr("damaged"));

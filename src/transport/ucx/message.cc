@@ -22,8 +22,7 @@ struct BodyEncoder {
     type = wire::Body::Hello;
     return wire::CreateHello(builder, hello.version, builder.CreateString(hello.instance),
                              builder.CreateString(hello.label), put(builder, hello.address),
-                             builder.CreateString(hello.owner_instance), hello.owner_epoch,
-                             hello.address_seal)
+                             builder.CreateString(hello.owner_instance), hello.address_seal)
         .Union();
   }
   flatbuffers::Offset<void> operator()(const Request& request) {
@@ -109,8 +108,7 @@ Result<Message> decode_message(std::span<const std::byte> bytes) {
       const wire::Hello* hello = in->body_as_Hello();
       out.body =
           Hello{hello->version(),           text(hello->instance()),       text(hello->label()),
-                bytes_of(hello->address()), text(hello->owner_instance()), hello->owner_epoch(),
-                hello->address_seal()};
+                bytes_of(hello->address()), text(hello->owner_instance()), hello->address_seal()};
       return out;
     }
     case wire::Body::Request: {

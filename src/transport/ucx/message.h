@@ -21,7 +21,6 @@ struct Hello {
   std::string label;
   std::vector<std::byte> address;  ///< where answers go
   std::string owner_instance;
-  std::uint64_t owner_epoch = 0;
   std::uint64_t address_seal = 0;  ///< seal_of(address, owner_instance)
 };
 

@@ -164,7 +164,6 @@ void Owner::greet(Reader& reader, const Hello& hello) {
   const std::uint64_t connection = reader.connection;
   reader.instance = hello.instance;
   reader.label = hello.label;
-  reader.epoch = hello.owner_epoch;
   Result<std::unique_ptr<Endpoint>> endpoint =
       Endpoint::connect(progress_, progress_.main_worker(), hello.address,
                         [this, connection](const std::string& why) {
@@ -179,12 +178,7 @@ void Owner::greet(Reader& reader, const Hello& hello) {
   reader.endpoint = std::move(endpoint).value();
 }
 
-Result<std::vector<std::shared_ptr<Owner::Region>>> Owner::check(const Reader& reader,
-                                                                 const Request& request) const {
-  if (reader.epoch != epoch_.load()) {
-    return failed_precondition(concat("its epoch is ", epoch_.load(), ", the metas are of epoch ",
-                                      reader.epoch, ": gather or load them anew"));
-  }
+Result<std::vector<std::shared_ptr<Owner::Region>>> Owner::check(const Request& request) const {
   if (request.spans.empty()) return protocol_error("empty transport request");
   std::vector<std::shared_ptr<Region>> regions;
   std::uint64_t total = 0;
@@ -209,7 +203,7 @@ Result<std::vector<std::shared_ptr<Owner::Region>>> Owner::check(const Reader& r
 
 void Owner::serve(Reader& reader, const Request& request) {
   std::unique_lock lock(mutex_);
-  auto regions = check(reader, request);
+  auto regions = check(request);
   if (!regions.is_ok()) {
     lock.unlock();
     counters_.reads_refused.fetch_add(1);

@@ -1,7 +1,6 @@
 // The side of a process that serves its memory: regions, and the readers connected to it.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -39,8 +38,6 @@ class Owner {
   /// As MemoryRegion::close.
   void close_region(std::uint64_t id, Deadline deadline);
   std::vector<Descriptor::Region> regions() const;
-  void set_epoch(std::uint64_t epoch) { epoch_.store(epoch); }
-  std::uint64_t epoch() const { return epoch_.load(); }
   void set_signal_handler(Transport::SignalHandler handler);
 
   // Progress thread.
@@ -65,7 +62,6 @@ class Owner {
     std::uint64_t connection;
     std::string instance, label;
     std::unique_ptr<Endpoint> endpoint;
-    std::uint64_t epoch = 0;
     std::uint64_t next_sequence = 0;
     std::map<std::uint64_t, Message> early;  // messages that overtook others
   };
@@ -74,8 +70,7 @@ class Owner {
   void handle(Reader& reader, const Message& message);
   void serve(Reader& reader, const Request& request);
   /// The regions of the request's spans. With mutex_ held, so that none closes before it is in use.
-  Result<std::vector<std::shared_ptr<Region>>> check(const Reader& reader,
-                                                     const Request& request) const;
+  Result<std::vector<std::shared_ptr<Region>>> check(const Request& request) const;
   void serve_directly(Reader& reader, const Request& request, std::shared_ptr<Region> region);
   void finish_serving(std::uint64_t connection, const Request& request, Region& region, bool sent);
   void refuse(Reader& reader, std::uint64_t read, const Status& why);
@@ -86,7 +81,6 @@ class Owner {
   Progress& progress_;
   const Identity& identity_;
   TransportCounters& counters_;
-  std::atomic<std::uint64_t> epoch_{0};
 
   mutable std::mutex mutex_;
   std::condition_variable quiet_;                             // a region has one reader less

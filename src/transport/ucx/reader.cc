@@ -46,10 +46,10 @@ bool Reader::connect(const std::shared_ptr<PeerState>& peer) {
     return false;
   }
   peer->endpoint = std::move(endpoint).value();
-  peer->endpoint->send({peer->connection, peer->next_sequence++,
-                        Hello{kMessageVersion, identity_.instance, identity_.label, address,
-                              peer->descriptor.instance, peer->descriptor.epoch,
-                              seal_of(address, peer->descriptor.instance)}});
+  peer->endpoint->send(
+      {peer->connection, peer->next_sequence++,
+       Hello{kMessageVersion, identity_.instance, identity_.label, address,
+             peer->descriptor.instance, seal_of(address, peer->descriptor.instance)}});
   return true;
 }
 

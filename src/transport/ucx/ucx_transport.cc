@@ -99,7 +99,6 @@ class UcxPeer final : public Peer {
 
   const std::string& label() const override { return state_->label; }
   const std::string& instance() const override { return state_->descriptor.instance; }
-  std::uint64_t epoch() const override { return state_->descriptor.epoch; }
   std::span<const RemoteRegion> regions() const override { return state_->regions; }
   Status status() const override { return state_->status(); }
   void close() override {
@@ -200,11 +199,9 @@ class UcxTransport final : public Transport {
   Result<std::vector<std::byte>> descriptor() override {
     if (engine_->closed.load()) return closed_error();
     return encode_descriptor({std::string(name()), engine_->identity.instance,
-                              engine_->owner->epoch(), engine_->identity.label,
-                              engine_->progress->address(), engine_->owner->regions()});
+                              engine_->identity.label, engine_->progress->address(),
+                              engine_->owner->regions()});
   }
-
-  void set_epoch(std::uint64_t epoch) override { engine_->owner->set_epoch(epoch); }
 
   Result<std::unique_ptr<Peer>> connect(std::span<const std::byte> descriptor,
                                         ConnectOptions options, Deadline /*deadline*/) override {
@@ -213,11 +210,6 @@ class UcxTransport final : public Transport {
     CKPT_ASSIGN_OR_RETURN(state->descriptor, decode_descriptor(descriptor, name()));
     const Descriptor& owner = state->descriptor;
     state->label = options.label.empty() ? owner.label : options.label;
-    if (options.expected_epoch && *options.expected_epoch != owner.epoch) {
-      return failed_precondition(concat("the metas of ", state->label, " are of epoch ",
-                                        owner.epoch, ", wanted ", *options.expected_epoch,
-                                        ": gather or load them anew"));
-    }
     for (const Descriptor::Region& region : owner.regions) {
       state->regions.push_back({region.id, region.bytes});
     }
@@ -314,7 +306,6 @@ Result<std::unique_ptr<Transport>> make_ucx_transport(UcxOptions options) {
   CKPT_ASSIGN_OR_RETURN(engine->progress, ucx::Progress::create(engine->context));
   engine->owner = std::make_unique<ucx::Owner>(*engine->context, *engine->progress,
                                                engine->identity, engine->counters);
-  engine->owner->set_epoch(options.epoch);
   engine->reader = std::make_unique<ucx::Reader>(*engine->progress, engine->identity,
                                                  engine->counters, engine->destinations);
   engine->progress->start(

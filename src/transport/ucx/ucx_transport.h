@@ -12,7 +12,6 @@ namespace ckpt {
 struct UcxOptions {
   /// Who we are, for the messages of others, e.g. "rank 3 on host b".
   std::string label;
-  std::uint64_t epoch = 0;
   /// Comma-separated devices, e.g. "eth0" or "mlx5_0:1,mlx5_1:1"; empty: all. A UCX_NET_DEVICES of
   /// the environment wins, as all UCX_* variables do.
   std::string net_devices;

@@ -169,8 +169,8 @@ Status wait_for_rings(std::string_view job, int rank, Deadline deadline, AbortSi
   if (gone) return Status::ok();
   if (abort.raised()) return abort.cause();
   return deadline_exceeded(concat("the worker of rank ", rank,
-                                  " still reads the ring of an update that was aborted; wait for "
-                                  "its engine, or restart it"));
+                                  " still reads the ring of an update that was aborted, or is "
+                                  "stopped; wait for its engine, or restart it"));
 }
 
 Status wait_for_closers(std::string_view job, Deadline deadline) {
@@ -181,8 +181,9 @@ Status wait_for_closers(std::string_view job, Deadline deadline) {
   });
   if (gone) return Status::ok();
   return deadline_exceeded(concat("the worker of rank ", rank,
-                                  " has not left an aborted update yet: it is still busy with what "
-                                  "it was given; look at its engine's log, or restart that"));
+                                  " has not left an aborted update yet: it is stopped, or still "
+                                  "busy with what it was given; look at its engine's log, or "
+                                  "restart that"));
 }
 
 }  // namespace ckpt

@@ -304,7 +304,7 @@ TEST_F(NativeChannelTest, AStoppedWorkerIsLost) {
 }
 
 TEST_F(NativeChannelTest, AStoppedWorkerKeepsItsRingUntilItGoesOnOrEnds) {
-  options_.heartbeat_timeout_seconds = 0.5;
+  options_.heartbeat_timeout_seconds = 1.5;
   options_.late_worker_seconds = 0.1;
   for (const int end : {SIGCONT, SIGKILL}) {
     auto channel = bind();
@@ -324,6 +324,18 @@ TEST_F(NativeChannelTest, AStoppedWorkerKeepsItsRingUntilItGoesOnOrEnds) {
     EXPECT_TRUE(held.expired());
     EXPECT_TRUE(wait_for_closers(job_, soon()).is_ok());  // the address is free again
   }
+}
+
+TEST_F(NativeChannelTest, AStoppedWorkerKeepsNothingOfTheHostBehindTheDeadline) {
+  options_.heartbeat_timeout_seconds = 1.5;
+  auto channel = bind();
+  test::RoleProcess worker("worker", {channel->address(), "stop"});
+  const Status lost = test::run_pass(*channel, ring_, abort_).status();
+  auto memory = std::make_shared<int>(0);
+  const std::weak_ptr<int> held = memory;
+  WorkerChannel::abort(std::move(channel), lost, Deadline::after_seconds(0), std::move(memory));
+  EXPECT_TRUE(wait_for_closers(job_, soon()).is_ok());  // nobody to tell: it does not come back
+  EXPECT_TRUE(held.expired());
 }
 
 TEST_F(NativeChannelTest, AKilledRankIsLost) {

@@ -61,7 +61,8 @@ void Connection::lose_peer(std::string_view how) {
   if (ended || !peer_connection_ || closed_by_peer(peer_connection_)) {
     served_ = true;
   } else {
-    stopped_.emplace(peer_pid(), std::move(peer_connection_), options_.late_worker_seconds);
+    // By the number that the kernel gave: the worker's own may be another process's here.
+    stopped_.emplace(peer_->process.pid, std::move(peer_connection_), options_.late_worker_seconds);
   }
   drop_peer();
 }
@@ -242,6 +243,10 @@ WorkerWire::AbortProgress Connection::abort_step() {
 }
 
 void Connection::cut() {
+  if (stopped_) {  // it will not connect again: there is nothing to wait for
+    stopped_.reset();
+    served_ = true;
+  }
   if (!peer_) return;
   served_ = true;  // it was told at start_abort(); only its going is not seen any more
   drop_peer();

@@ -321,7 +321,7 @@ TEST_F(StockChannelTest, AStoppedWorkerIsLost) {
 }
 
 TEST_F(StockChannelTest, AStoppedWorkerKeepsItsRingOfAGpuAndIsToldWhenItGoesOn) {
-  options_.heartbeat_timeout_seconds = 0.5;
+  options_.heartbeat_timeout_seconds = 1.5;
   rebind();
   test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
   const Status lost = run_until_lost(gpu_ring());
@@ -338,7 +338,7 @@ TEST_F(StockChannelTest, AStoppedWorkerKeepsItsRingOfAGpuAndIsToldWhenItGoesOn) 
 }
 
 TEST_F(StockChannelTest, AStoppedWorkerThatIsKilledKeepsNothing) {
-  options_.heartbeat_timeout_seconds = 0.5;
+  options_.heartbeat_timeout_seconds = 1.5;
   rebind();
   test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
   const Status lost = run_until_lost(gpu_ring());
@@ -352,7 +352,7 @@ TEST_F(StockChannelTest, AStoppedWorkerThatIsKilledKeepsNothing) {
 }
 
 TEST_F(StockChannelTest, AWorkerThatStopsAfterTheAbortKeepsItsRingOfAGpuToo) {
-  options_.heartbeat_timeout_seconds = 0.5;
+  options_.heartbeat_timeout_seconds = 1.5;
   rebind();
   test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
   ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
@@ -366,7 +366,7 @@ TEST_F(StockChannelTest, AWorkerThatStopsAfterTheAbortKeepsItsRingOfAGpuToo) {
   worker.wait_until_stopped();
   WorkerChannel::abort(std::move(channel_), aborted("over"), Deadline::after_seconds(0),
                        std::make_shared<int>(0));
-  EXPECT_EQ(wait_for_rings(job_, 3, Deadline::after_seconds(1.5), abort_).code(),
+  EXPECT_EQ(wait_for_rings(job_, 3, Deadline::after_seconds(3), abort_).code(),
             StatusCode::kDeadlineExceeded);
   worker.signal(SIGCONT);
   EXPECT_EQ(worker.read_line(), "raised");
@@ -374,7 +374,7 @@ TEST_F(StockChannelTest, AWorkerThatStopsAfterTheAbortKeepsItsRingOfAGpuToo) {
 }
 
 TEST_F(StockChannelTest, ARingOfTheHostIsDroppedAtTheDeadlineAndItsStoppedWorkerStillTold) {
-  options_.heartbeat_timeout_seconds = 0.5;
+  options_.heartbeat_timeout_seconds = 1.5;
   rebind();
   test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
   const Status lost = run_until_lost(ring_.handle());

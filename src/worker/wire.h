@@ -41,8 +41,8 @@ class WorkerWire {
     bool served = false;     ///< somebody has gone since: told, or by itself
   };
   virtual AbortProgress abort_step() = 0;
-  /// The worker has had its time: its connection is cut. It is told when it connects again, as is
-  /// one that had stopped.
+  /// The worker has had its time: its connection is cut. It is told if it connects again, as one of
+  /// the stock wire does, also when it had stopped.
   virtual void cut() = 0;
 };
 

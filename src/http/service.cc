@@ -36,6 +36,7 @@ bool is_below(const std::filesystem::path& path, const std::filesystem::path& fo
 
 /// Before the text of a rank that cannot take part.
 constexpr char kRefusal = '!';
+constexpr std::chrono::seconds kRefusalPatience{10};
 
 /// "COUNT:name of the checkpoint:ranks", which all ranks must agree on but for the count: the ranks
 /// of an instance, known to those that call one, else 0.
@@ -188,7 +189,9 @@ Result<int> Service::agree(const std::string& name, const UpdateRequest& request
                            Deadline deadline) {
   const Status ready = check_update(name);
   const std::string mine = ready ? offer_of(name, request) : kRefusal + ready.message();
-  const auto gathered = server_.all_gather(mine, deadline.remaining_seconds());
+  // One that cannot take part waits no longer than it takes to ask all ranks.
+  const Deadline end = ready ? deadline : deadline.earlier(Deadline::after(kRefusalPatience));
+  const auto gathered = server_.all_gather(mine, end.remaining_seconds());
   CKPT_RETURN_IF_ERROR(ready);
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> offers, gathered);
   const auto asked_for = [](std::string_view offer) { return offer.substr(offer.find(':')); };

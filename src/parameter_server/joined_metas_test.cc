@@ -149,6 +149,18 @@ TEST(JoinedMetas, OwnersOfNothingAreLoadedWhateverTheirAlgorithm) {
   }
 }
 
+TEST(JoinedMetas, AnOwnerOfNothingBesideOthersHasNoAlgorithm) {
+  Metas metas = job({"1", "2"});
+  RankMetas& rank = metas.ranks[0];
+  rank.layout = std::make_shared<const Layout>(Layout::make({}));
+  rank.instance.layout_hash = rank.layout->hash;
+  rank.instance.offsets.clear();
+  rank.instance.digests.clear();
+  rank.instance.digest_algorithm = 0;
+  const auto catalog = catalog_of_foreign_owners(metas, 2, "ucx");
+  EXPECT_TRUE(catalog.is_ok()) << catalog.status().to_string();
+}
+
 TEST(JoinedMetas, AsAListOfJson) {
   const std::string one = metas_to_json(job({"1", "2"})), other = metas_to_json(job({"3", "4"}));
   const auto joined = metas_from_json(concat("[", one, ",", other, "]"));

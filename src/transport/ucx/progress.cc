@@ -48,11 +48,9 @@ void Progress::start(WorkerHandlers handlers) {
 
 Progress::~Progress() {
   stop();
-  // Connections that did not end in time keep workers, which say so when they go: reads wait for
-  // that. What was never run may own endpoints; they go before their workers.
+  // What was never run may own endpoints; they go before their workers.
   timers_.clear();
-  main_.reset();
-  run_deferred();
+  deferred_.clear();
 }
 
 Result<std::shared_ptr<Worker>> Progress::add_worker() {

@@ -203,7 +203,7 @@ TEST_F(EngineClientTest, WhatIsNoCallOfVllmsWorkersIsMadeOnce) {
   for (const auto& each : cases) {
     ScriptedServer server;
     server.script(each.path, each.answer);
-    const Deadline deadline = each.answer.verb == Verb::kHang ? at_once() : soon();
+    const Deadline deadline = each.answer.verb == Verb::kHang ? Deadline::after_seconds(2) : soon();
     EXPECT_FALSE(EngineClient(EngineKind::kVllm, server.endpoint())
                      .update_weights(each.addresses, {.rpc_path = each.path}, deadline, abort_)
                      .is_ok());

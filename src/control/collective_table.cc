@@ -136,8 +136,12 @@ Completions CollectiveTable::withdraw(int rank, std::uint64_t request, const Sta
     const std::string context = concat(describe_call(open.call, key.second), ": ",
                                        describe_ranks(missing), " had not come");
     const Status own(cause.code(), concat(context, ": ", cause.message()));
+    // That time is up is the cause on all ranks, whichever was the first to see it.
+    const bool late = cause.code() == StatusCode::kDeadlineExceeded;
     const Status others =
-        aborted(concat(context, " when rank ", rank, " gave up: ", cause.message())).on_rank(rank);
+        Status(late ? cause.code() : StatusCode::kAborted,
+               concat(context, " when rank ", rank, " gave up: ", cause.message()))
+            .on_rank(rank);
     Completion to_me = complete(Open{open.call, open.ranks, {*mine}}, own);
     open.arrivals.erase(mine);
     const Key failed_key = key;

@@ -45,9 +45,10 @@ struct JoinOptions {
 /// different tags. A call that fails ends with
 ///
 /// - kPeerLost as soon as one of `ranks` is lost or leaves; the message names it,
-/// - kDeadlineExceeded on the rank whose deadline passed, naming who had not come (asking the
-///   hub takes at most 0.2 s more); on the others with kAborted, naming who gave up,
-/// - the cause of `abort` when that is raised; on the others as above,
+/// - kDeadlineExceeded when one rank's deadline passed: on that rank naming who had not come
+/// (asking
+///   the hub takes at most 0.2 s more), on the others naming who gave up,
+/// - the cause of `abort` when that is raised; on the others kAborted, naming who gave up,
 /// - the cause of the update's abort, when `epoch` is not 0,
 /// - kInvalidArgument on all of them when they disagree on the call or its ranks,
 /// - kUnavailable when the hub is lost, kPeerLost when the hub took this rank for lost: all later

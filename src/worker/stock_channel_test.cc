@@ -40,11 +40,14 @@ class StockChannelTest : public testing::Test {
     WorkerChannel::abort(std::move(channel_), cause, soon());
     return cause;
   }
-  /// Until the worker, which stops itself in the second bucket, is lost by heartbeat.
-  Status run_until_lost(const BufferHandle& ring) {
+  Status lend_first_bucket(const BufferHandle& ring) {
     CKPT_RETURN_IF_ERROR(channel_->accept(soon(), abort_).status());
     CKPT_RETURN_IF_ERROR(channel_->open_ring(ring, soon(), abort_));
-    CKPT_RETURN_IF_ERROR(channel_->announce(0, ring_.entries(0, 1)));
+    return channel_->announce(0, ring_.entries(0, 1));
+  }
+  /// Until the worker, which stops itself in the second bucket, is lost by heartbeat.
+  Status run_until_lost(const BufferHandle& ring) {
+    CKPT_RETURN_IF_ERROR(lend_first_bucket(ring));
     CKPT_RETURN_IF_ERROR(channel_->wait_ack(soon(), abort_).status());
     CKPT_RETURN_IF_ERROR(channel_->announce(1, ring_.entries(1, 2)));
     return channel_->wait_ack(soon(), abort_).status();
@@ -214,9 +217,7 @@ TEST_F(StockChannelTest, AWorkerThatOwesAnAnswerIsToldWhenItHasGivenIt) {
                                              reached.set_value();
                                              go_on.get_future().wait();
                                            }});
-  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->open_ring(ring_.handle(), soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
+  ASSERT_TRUE(lend_first_bucket(ring_.handle()).is_ok());
   reached.get_future().wait();
   auto memory = std::make_shared<int>(0);
   const std::weak_ptr<int> held = memory;
@@ -239,9 +240,7 @@ TEST_F(StockChannelTest, AWorkerThatOverstaysIsCutAndToldWhenItComesBack) {
                                              reached.set_value();
                                              go_on.get_future().wait();
                                            }});
-  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->open_ring(ring_.handle(), soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
+  ASSERT_TRUE(lend_first_bucket(ring_.handle()).is_ok());
   reached.get_future().wait();
   WorkerChannel::abort(std::move(channel_), aborted("over"), Deadline::after_seconds(0.05),
                        std::make_shared<int>(0));
@@ -259,9 +258,7 @@ TEST_F(StockChannelTest, AWorkerThatWasLongConnectedHasTimeToComeBackToo) {
                                              reached.set_value();
                                              go_on.get_future().wait();
                                            }});
-  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->open_ring(ring_.handle(), soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
+  ASSERT_TRUE(lend_first_bucket(ring_.handle()).is_ok());
   reached.get_future().wait();
   WorkerChannel::abort(std::move(channel_), aborted("over"), Deadline::after_seconds(2.2),
                        std::make_shared<int>(0));
@@ -277,9 +274,7 @@ TEST_F(StockChannelTest, ARingOfAGpuStaysAsLongAsItsWorkerReads) {
                                              reached.set_value();
                                              go_on.get_future().wait();
                                            }});
-  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->open_ring(gpu_ring(), soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
+  ASSERT_TRUE(lend_first_bucket(gpu_ring()).is_ok());
   reached.get_future().wait();
   auto memory = std::make_shared<int>(0);
   const std::weak_ptr<int> held = memory;
@@ -400,9 +395,7 @@ TEST_F(StockChannelTest, AStoppedWorkerThatIsCutIsToldWhenItGoesOn) {
   options_.late_worker_seconds = 0.5;
   rebind();  // the heartbeats would need longer than the deadline to find it
   test::RoleProcess worker("stock-worker", {channel_->address(), "stop"});
-  ASSERT_TRUE(channel_->accept(soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->open_ring(ring_.handle(), soon(), abort_).is_ok());
-  ASSERT_TRUE(channel_->announce(0, ring_.entries(0, 1)).is_ok());
+  ASSERT_TRUE(lend_first_bucket(ring_.handle()).is_ok());
   ASSERT_TRUE(channel_->wait_ack(soon(), abort_).is_ok());
   ASSERT_TRUE(channel_->announce(1, ring_.entries(1, 2)).is_ok());
   worker.wait_until_stopped();
